@@ -1,0 +1,114 @@
+"""What every depth-recurrent model answers, whatever its family.
+
+Shapes: `*` any leading row dimensions (a dense batch [B, T] or packed rows [N]), D width, V vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from halting_bench.architectures.attention import AttentionContext, DenseContext
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOPs of one stage for one row: `fixed + per_context * (positions attended to)`. A multiply-add is 2."""
+
+    fixed: float
+    per_context: float = 0.0
+
+    def at(self, context: float) -> float:
+        """FLOPs of one row that attends to `context` positions."""
+        return self.fixed + self.per_context * context
+
+
+@dataclass(frozen=True)
+class LoopSpec:
+    """One loop of a model."""
+
+    name: str
+    layers: int
+    random_start: bool  # s_0 is drawn; False: it is a function of the input
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What the engine must know of a model before it runs."""
+
+    family: str
+    width: int
+    vocab_size: int
+    max_length: int
+    mean_recurrence: int  # trained mean depth, per loop
+    loops: tuple[LoopSpec, ...]
+    layers: int  # attention layers in all: the size of a K/V cache's first axis
+    heads: int
+    kv_heads: int
+    head_width: int
+    causal: bool = True
+    fixed_recurrence: bool = False  # more loops than mean_recurrence are not defined
+
+
+class RecurrentModel(nn.Module, ABC):
+    """A model that applies one or more loops of shared weights. The model owns the iterate; a policy only watches it."""
+
+    spec: ModelSpec
+
+    @abstractmethod
+    def embed(self, tokens: Tensor, context: AttentionContext) -> Tensor:
+        """Everything before the first loop. tokens: int64 [*]. Returns the embedded input e, [*, D]."""
+
+    @abstractmethod
+    def begin(self, loop: int, x: Tensor, noise: Tensor | None) -> Tensor:
+        """The initial state s_0 of a loop.
+
+        Args:
+            loop: 0-based index into `spec.loops`.
+            x: [*, D] the loop's input.
+            noise: [*, D] standard normal truncated at 3 sigma (see `initial_noise`), or None for a zero start.
+        """
+
+    @abstractmethod
+    def step(self, loop: int, state: Tensor, x: Tensor, context: AttentionContext) -> Tensor:
+        """One application of a loop's core: s_{k-1} [*, D] -> s_k [*, D]."""
+
+    @abstractmethod
+    def end(self, loop: int, state: Tensor, context: AttentionContext) -> Tensor:
+        """From the state a loop stopped at to the input of what follows (the next loop, or `readout`). [*, D]."""
+
+    @abstractmethod
+    def readout(self, x: Tensor, context: AttentionContext) -> Tensor:
+        """Coda and head: the result of the last `end`, [*, D] -> logits [*, V]."""
+
+    @abstractmethod
+    def costs(self) -> dict[str, Flops]:
+        """Counted FLOPs a row of each stage: keys `embed`, `step/0`, `step/1`, ..., `readout`."""
+
+    def forward(self, tokens: Tensor, steps: int | tuple[int, ...], noise: Tensor | None = None) -> Tensor:
+        """The plain uniform-depth forward: the slow, obvious reference of the engine.
+
+        Args:
+            tokens: int64 [B, T].
+            steps: core applications, the same in every loop or one number a loop.
+            noise: [B, T, D] or None.
+
+        Returns:
+            logits [B, T, V].
+        """
+        context = DenseContext(tokens.shape[1], causal=self.spec.causal, device=tokens.device)
+        x = self.embed(tokens, context)
+        for loop in range(len(self.spec.loops)):
+            count = steps if isinstance(steps, int) else steps[loop]
+            state = self.begin(loop, x, noise)
+            for _ in range(count):
+                state = self.step(loop, state, x, context)
+            x = self.end(loop, state, context)
+        return self.readout(x, context)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm over the last axis, in at least float32 whatever the model's dtype."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight

@@ -1,0 +1,84 @@
+"""The halting-policy protocol: a policy watches, the model owns the iterate.
+
+Shapes: R rows (independent halting decisions: positions while scoring, sequences while decoding), D width, V vocabulary.
+Every entry of a State is row-first, so rows that halt are dropped by indexing: `{k: v[keep] for k, v in state.items()}`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+
+class View:
+    """What a policy may look at after a core step. The latent is free; logits are priced and computed once."""
+
+    def __init__(
+        self,
+        step: Tensor,
+        latent: Tensor,
+        readout: Callable[[], Tensor],
+        gate: Callable[[], Tensor] | None = None,
+    ):
+        """
+        Args:
+            step: int64 [R], core applications so far (0: the initial state; rows may differ).
+            latent: [R, D] the state s_k.
+            readout: runs coda and head for these rows, charges it, returns [R, V].
+            gate: a model's own halting probability lambda_k, [R] in (0, 1); None when it has none.
+        """
+        self.step = step
+        self.latent = latent
+        self._readout = readout
+        self._gate = gate
+        self._logits: Tensor | None = None
+
+    def logits(self) -> Tensor:
+        """[R, V]. Runs coda and head at the first call and is charged for it then."""
+        if self._logits is None:
+            self._logits = self._readout()
+        return self._logits
+
+    def gate(self) -> Tensor:
+        """[R] the model's own halting probability. Raises LookupError when the model has no gate."""
+        if self._gate is None:
+            raise LookupError("this model has no halting gate")
+        return self._gate()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A decision per row. halt: bool [R]; score: [R] float32 (float64 when the model is), NaN where there is none."""
+
+    halt: Tensor
+    score: Tensor
+
+
+class HaltingPolicy(ABC):
+    """A rule that decides, row by row, when to stop.
+
+    Hyperparameters are frozen dataclass fields of the subclass; whatever evolves lives in the State, so one policy
+    object serves any number of runs and rows at once.
+    """
+
+    @abstractmethod
+    def init(self, view: View) -> State:
+        """The state before the first step. `view` shows s_0 (step 0); its readout is not defined."""
+
+    @abstractmethod
+    def step(self, view: View, state: State) -> tuple[Verdict, State]:
+        """Looks at s_k (view.step == k, 1-based) and decides. Called at every step, whether or not it may halt there."""
+
+
+def wide(x: Tensor) -> Tensor:
+    """At least float32: the precision in which signals are computed."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def take_rows(state: State, rows: Tensor) -> State:
+    """The state of some of the rows (an index or a bool mask)."""
+    return {name: value[rows] for name, value in state.items()}
