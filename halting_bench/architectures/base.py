@@ -49,6 +49,7 @@ class ModelSpec:
     head_width: int
     causal: bool = True
     fixed_recurrence: bool = False  # more loops than mean_recurrence are not defined
+    has_gate: bool = False  # `gate` gives the model's own halting probability
 
 
 class RecurrentModel(nn.Module, ABC):
@@ -85,6 +86,13 @@ class RecurrentModel(nn.Module, ABC):
     @abstractmethod
     def costs(self) -> dict[str, Flops]:
         """Counted FLOPs a row of each stage: keys `embed`, `step/0`, `step/1`, ..., `readout`."""
+
+    def gate(self, state: Tensor) -> Tensor:
+        """The model's own probability of halting after this state: [*, D] -> [*] in (0, 1), at least float32.
+
+        Raises LookupError when the model has none (`spec.has_gate` is False).
+        """
+        raise LookupError(f"a {self.spec.family} model has no halting gate")
 
     def forward(self, tokens: Tensor, steps: int | tuple[int, ...], noise: Tensor | None = None) -> Tensor:
         """The plain uniform-depth forward: the slow, obvious reference of the engine.
