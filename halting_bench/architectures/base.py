@@ -4,7 +4,9 @@ Shapes: `*` any leading row dimensions (a dense batch [B, T] or packed rows [N])
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +58,16 @@ class RecurrentModel(nn.Module, ABC):
     """A model that applies one or more loops of shared weights. The model owns the iterate; a policy only watches it."""
 
     spec: ModelSpec
+
+    @classmethod
+    def build(cls, config: dict, tensors: Collection[str]) -> Self:
+        """An instance for a checkpoint, before its weights are read.
+
+        Args:
+            config: the parsed config.json.
+            tensors: names of the checkpoint's tensors, for families whose layout the config does not tell.
+        """
+        return cls(config)  # every family's constructor takes its config
 
     @abstractmethod
     def embed(self, tokens: Tensor, context: AttentionContext) -> Tensor:

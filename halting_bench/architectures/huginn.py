@@ -1,33 +1,30 @@
 """Huginn (Geiping et al., arXiv 2502.05171): prelude, one looped core with an input adapter, coda.
 
-Loads the public `huginn_raven` layout: the public config keys and tensor names.
-Shapes: `*` row dimensions, D width, H heads, E = D / H, M MLP width, V padded vocabulary.
+Loads the public `huginn_raven` layouts: Huginn-0125, and the Llama, TinyLlama and OLMo-2 checkpoints retrofitted with
+recurrence (McLeish et al., arXiv 2511.07384), which keep their parent's block.
+Shapes: `*` row dimensions, D width, H heads, G key/value heads, E head width, M MLP width, V padded vocabulary.
 """
 
 import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from halting_bench.architectures.attention import AttentionContext
-from halting_bench.architectures.base import Flops, LoopSpec, ModelSpec, RecurrentModel, rms_norm
-from halting_bench.errors import UserError
+from halting_bench.architectures.base import Flops, LoopSpec, ModelSpec, RecurrentModel
+from halting_bench.architectures.config import Config, layer_count, need, real, refuse, whole
+from halting_bench.architectures.layers import RMSNorm, Rotary, block_flops, rotate_halves
 
 REQUIRED_KEYS = (
     "n_embd", "n_heads", "n_layers_in_prelude", "n_layers_in_recurrent_block", "n_layers_in_coda",
-    "intermediate_size", "block_size", "padded_vocab_size", "mean_recurrence", "norm_eps", "rope_base",
+    "intermediate_size", "block_size", "mean_recurrence", "norm_eps", "rope_base",
 )  # fmt: skip
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, width: int, eps: float):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+START_MODES = ("random", "embed-init", "skip-adapter")
+"""s_0 is noise; the embedded input e; or e, with the first core step taken on e itself instead of through the adapter."""
 
 
 def rotate_adjacent(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -36,20 +33,42 @@ def rotate_adjacent(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What a block is built from."""
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    hidden: int
+    eps: float
+    qk_bias: bool
+
+
 class Attention(nn.Module):
-    def __init__(self, width: int, heads: int, biased: bool):
+    def __init__(self, shape: Shape, *, adjacent: bool, qk_norm: bool):
+        """Args: adjacent: rotate adjacent pairs, not halves. qk_norm: normalise all queries, and all keys, of a row."""
         super().__init__()
-        self.heads = heads
-        self.Wqkv = nn.Linear(width, 3 * width, bias=False)
-        self.qk_bias = nn.Parameter(torch.zeros(2, 1, heads, width // heads)) if biased else None
-        self.proj = nn.Linear(width, width, bias=False)
+        self.shape = shape
+        self.rotate = rotate_adjacent if adjacent else rotate_halves
+        queries, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
+        self.Wqkv = nn.Linear(shape.width, queries + 2 * keys, bias=False)
+        self.qk_bias = nn.Parameter(torch.zeros(2, 1, shape.heads, shape.head_width)) if shape.qk_bias else None
+        self.q_norm = RMSNorm(queries, shape.eps) if qk_norm else None
+        self.k_norm = RMSNorm(keys, shape.eps) if qk_norm else None
+        self.proj = nn.Linear(queries, shape.width, bias=False)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, context: AttentionContext) -> Tensor:
-        q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in self.Wqkv(x).chunk(3, dim=-1))
+        shape = self.shape
+        keys = shape.kv_heads * shape.head_width
+        q, k, v = self.Wqkv(x).split((shape.heads * shape.head_width, keys, keys), dim=-1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (part.unflatten(-1, (-1, shape.head_width)) for part in (q, k, v))
         if self.qk_bias is not None:
             q, k = q + self.qk_bias[0, 0], k + self.qk_bias[1, 0]
-        q, k = rotate_adjacent(q, *rotary), rotate_adjacent(k, *rotary)
-        return self.proj(context.attend(layer, q, k, v).flatten(-2))
+        return self.proj(context.attend(layer, self.rotate(q, *rotary), self.rotate(k, *rotary), v).flatten(-2))
 
 
 class GatedMLP(nn.Module):
@@ -64,73 +83,142 @@ class GatedMLP(nn.Module):
 
 
 class SandwichBlock(nn.Module):
-    """x <- norm_2(attn(norm_1(x)) + x); x <- norm_4(mlp(norm_3(x)) + x)."""
+    """Huginn: x <- norm_2(attn(norm_1(x)) + x); x <- norm_4(mlp(norm_3(x)) + x)."""
 
-    def __init__(self, width: int, heads: int, hidden: int, eps: float, biased: bool):
+    def __init__(self, shape: Shape):
         super().__init__()
-        self.norm_1, self.norm_2 = RMSNorm(width, eps), RMSNorm(width, eps)
-        self.norm_3, self.norm_4 = RMSNorm(width, eps), RMSNorm(width, eps)
-        self.attn = Attention(width, heads, biased)
-        self.mlp = GatedMLP(width, hidden)
+        self.norm_1, self.norm_2 = RMSNorm(shape.width, shape.eps), RMSNorm(shape.width, shape.eps)
+        self.norm_3, self.norm_4 = RMSNorm(shape.width, shape.eps), RMSNorm(shape.width, shape.eps)
+        self.attn = Attention(shape, adjacent=True, qk_norm=False)
+        self.mlp = GatedMLP(shape.width, shape.hidden)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, context: AttentionContext) -> Tensor:
         x = self.norm_2(self.attn(self.norm_1(x), rotary, layer, context) + x)
         return self.norm_4(self.mlp(self.norm_3(x)) + x)
 
 
-class Huginn(RecurrentModel):
-    def __init__(self, config: dict):
-        """Args: config: the parsed public config.json. Raises UserError when a needed key is missing."""
+class PreNormBlock(nn.Module):
+    """Retrofitted Llama: x <- attn(norm_1(x)) + x; x <- mlp(norm_2(x)) + x."""
+
+    def __init__(self, shape: Shape):
         super().__init__()
-        missing = [key for key in REQUIRED_KEYS if key not in config]
-        if missing:
-            raise UserError(f"config.json of a huginn_raven model lacks {', '.join(missing)}: add them from the public config")
-        self.config = config
-        width, heads, vocab = config["n_embd"], config["n_heads"], config["padded_vocab_size"]
-        prelude, core, coda = (config[f"n_layers_in_{part}"] for part in ("prelude", "recurrent_block", "coda"))
-        shape = (width, heads, config["intermediate_size"], config["norm_eps"], bool(config.get("qk_bias", False)))
+        self.norm_1, self.norm_2 = RMSNorm(shape.width, shape.eps), RMSNorm(shape.width, shape.eps)
+        self.attn = Attention(shape, adjacent=False, qk_norm=False)
+        self.mlp = GatedMLP(shape.width, shape.hidden)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, context: AttentionContext) -> Tensor:
+        x = self.attn(self.norm_1(x), rotary, layer, context) + x
+        return self.mlp(self.norm_2(x)) + x
+
+
+class PostNormBlock(nn.Module):
+    """Retrofitted OLMo-2: x <- norm_1(attn(x)) + x; x <- norm_2(mlp(x)) + x; queries and keys normalised."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.norm_1, self.norm_2 = RMSNorm(shape.width, shape.eps), RMSNorm(shape.width, shape.eps)
+        self.attn = Attention(shape, adjacent=False, qk_norm=True)
+        self.mlp = GatedMLP(shape.width, shape.hidden)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, context: AttentionContext) -> Tensor:
+        x = self.norm_1(self.attn(x, rotary, layer, context)) + x
+        return self.norm_2(self.mlp(x)) + x
+
+
+BLOCKS: dict[str, type[nn.Module]] = {"sandwich": SandwichBlock, "pre-norm": PreNormBlock, "post-norm": PostNormBlock}
+
+
+class Huginn(RecurrentModel):
+    def __init__(self, config: Config, block: str = "sandwich"):
+        """
+        Args:
+            config: the parsed public config.json.
+            block: a key of BLOCKS.
+
+        Raises:
+            UserError: a key is missing or out of range.
+        """
+        super().__init__()
+        need(config, "huginn_raven", REQUIRED_KEYS)
+        refuse(config, "huginn_raven", "injection_type", "linear")
+        refuse(config, "huginn_raven", "initial_state_mode", *START_MODES)
+        refuse(config, "huginn_raven", "test_time_noise", 0)
+        self.retrofitted = block != "sandwich"
+        width, heads = whole(config, "n_embd"), whole(config, "n_heads")
+        vocab = whole(config, "padded_vocab_size" if "padded_vocab_size" in config else "vocab_size")
+        prelude = layer_count(config, "n_layers_in_prelude", least=0)
+        core = layer_count(config, "n_layers_in_recurrent_block")
+        coda = layer_count(config, "n_layers_in_coda", least=0)
+        shape = Shape(
+            width=width,
+            heads=heads,
+            kv_heads=whole(config, "num_key_value_heads", heads),
+            head_width=whole(config, "head_dim", width // heads),
+            hidden=whole(config, "intermediate_size"),
+            eps=real(config, "norm_eps"),
+            qk_bias=bool(config.get("qk_bias", False)),
+        )
+        self.start = str(config.get("initial_state_mode", "random"))
+        drawn = self.start == "random" and config.get("state_init", "like-init") != "zero"
+        length = whole(config, "block_size")
         self.spec = ModelSpec(
             family="huginn_raven",
             width=width,
             vocab_size=vocab,
-            max_length=config["block_size"],
-            mean_recurrence=config["mean_recurrence"],
-            loops=(LoopSpec("core", core, random_start=config.get("state_init", "like-init") != "zero"),),
+            max_length=whole(config, "max_position_embeddings", length) if self.retrofitted else length,
+            mean_recurrence=whole(config, "mean_recurrence"),
+            loops=(LoopSpec("core", core, random_start=drawn),),
             layers=prelude + core + coda,
             heads=heads,
-            kv_heads=heads,
-            head_width=width // heads,
+            kv_heads=shape.kv_heads,
+            head_width=shape.head_width,
         )
-        self.transformer = nn.ModuleDict({
-            "wte": nn.Embedding(vocab, width),
-            "prelude": nn.ModuleList(SandwichBlock(*shape) for _ in range(prelude)),
-            "adapter": nn.Linear(2 * width, width, bias=bool(config.get("bias", False))),
-            "core_block": nn.ModuleList(SandwichBlock(*shape) for _ in range(core)),
-            "coda": nn.ModuleList(SandwichBlock(*shape) for _ in range(coda)),
-            "ln_f": RMSNorm(width, config["norm_eps"]),
-        })
+        make, embedding = BLOCKS[block], nn.Embedding(vocab, width)
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": embedding,
+                "prelude": nn.ModuleList(make(shape) for _ in range(prelude)),
+                "adapter": nn.Linear(2 * width, width, bias=bool(config.get("bias", False))),
+                "core_block": nn.ModuleList(make(shape) for _ in range(core)),
+                "coda": nn.ModuleList(make(shape) for _ in range(coda)),
+                "ln_f": RMSNorm(width, shape.eps),
+            }
+        )
         self.lm_head = nn.Linear(width, vocab, bias=False)
         if config.get("tie_embeddings", True):
-            self.lm_head.weight = self.transformer["wte"].weight
-        self.embed_scale = math.sqrt(width)
-        self.state_std = math.sqrt(2 / (5 * width)) * self.embed_scale
+            self.lm_head.weight = embedding.weight
+        init = config.get("init_values")
+        init = init if isinstance(init, dict) else {}
+        self.embed_scale = real(init, "embed_scale", math.sqrt(width))
+        self.state_std = real(init, "std", math.sqrt(2 / (5 * width))) * self.embed_scale
+        self.layers_of = {"prelude": prelude, "core_block": core, "coda": coda}
+        self.block_cost = block_flops(width, heads, shape.kv_heads, shape.head_width, shape.hidden)
+        if self.retrofitted:
+            self.angles = Rotary.from_config({"rope_theta": config["rope_base"], **config}, shape.head_width)
+        else:
+            self.angles = Rotary(shape.head_width, real(config, "rope_base"), None)
         self._rotary_table: tuple[Tensor, Tensor] | None = None
 
+    @classmethod
+    def build(cls, config: dict, tensors: Collection[str]) -> Self:
+        """The config does not say whose block it is: the tensors do."""
+        names = {name.rpartition("core_block.0.")[2] for name in tensors if ".core_block.0." in name}
+        if "norm_3.weight" in names or not names:
+            return cls(config)
+        return cls(config, block="post-norm" if "attn.q_norm.weight" in names else "pre-norm")
+
     def rotary(self, context: AttentionContext) -> tuple[Tensor, Tensor]:
-        """cos and sin of the rows' positions, [*, 1, E/2]; float32, or float64 when the model is."""
+        """Cos and sin of the rows' positions, [*, 1, E/2]; float32, or float64 when the model is."""
         weight = self.lm_head.weight
-        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        dtype = torch.promote_types(weight.dtype, torch.float32)
         table = self._rotary_table
         if table is None or table[0].dtype != dtype or table[0].device != weight.device:
-            half = torch.arange(0, self.spec.head_width, 2, device=weight.device).to(dtype)
-            frequency = 1.0 / self.config["rope_base"] ** (half / self.spec.head_width)
-            angle = torch.outer(torch.arange(self.spec.max_length, device=weight.device).to(dtype), frequency)
-            table = self._rotary_table = (angle.cos(), angle.sin())
-        return table[0][context.positions].unsqueeze(-2), table[1][context.positions].unsqueeze(-2)
+            table = self._rotary_table = self.angles.at(torch.arange(self.spec.max_length, device=weight.device), weight)
+        return table[0][context.positions], table[1][context.positions]
 
     def _blocks(self, stage: str, first: int, x: Tensor, context: AttentionContext) -> Tensor:
         rotary = self.rotary(context)
-        for offset, block in enumerate(self.transformer[stage]):  # type: ignore[arg-type]
+        for offset, block in enumerate(cast(nn.ModuleList, self.transformer[stage])):
             x = block(x, rotary, first + offset, context)
         return x
 
@@ -138,26 +226,28 @@ class Huginn(RecurrentModel):
         return self._blocks("prelude", 0, self.transformer["wte"](tokens) * self.embed_scale, context)
 
     def begin(self, loop: int, x: Tensor, noise: Tensor | None) -> Tensor:
+        if self.start != "random":
+            return x
         return torch.zeros_like(x) if noise is None else noise.to(x) * self.state_std
 
     def step(self, loop: int, state: Tensor, x: Tensor, context: AttentionContext) -> Tensor:
         mixed = self.transformer["adapter"](torch.cat((state, x), dim=-1))
-        return self._blocks("core_block", len(self.transformer["prelude"]), mixed, context)  # type: ignore[arg-type]
+        if self.start == "skip-adapter":  # s_0 is e, and only s_0: so a row that has not begun is known by its state
+            mixed = torch.where((state == x).all(dim=-1, keepdim=True), x, mixed)
+        return self._blocks("core_block", self.layers_of["prelude"], mixed, context)
 
     def end(self, loop: int, state: Tensor, context: AttentionContext) -> Tensor:
         return state
 
     def readout(self, x: Tensor, context: AttentionContext) -> Tensor:
         norm = self.transformer["ln_f"]
-        first = self.spec.layers - len(self.transformer["coda"])  # type: ignore[arg-type]
-        return self.lm_head(norm(self._blocks("coda", first, norm(x), context)))
+        first = self.layers_of["prelude"] + self.layers_of["core_block"]
+        return self.lm_head(norm(self._blocks("coda", first, x if self.retrofitted else norm(x), context)))
 
     def costs(self) -> dict[str, Flops]:
-        d, hidden = self.spec.width, self.config["intermediate_size"]
-        block = Flops(fixed=2 * (4 * d * d + 3 * d * hidden), per_context=4 * d)
-        count = [self.config[f"n_layers_in_{part}"] for part in ("prelude", "recurrent_block", "coda")]
+        width, block, count = self.spec.width, self.block_cost, self.layers_of
         return {
-            "embed": Flops(block.fixed * count[0], block.per_context * count[0]),
-            "step/0": Flops(block.fixed * count[1] + 4 * d * d, block.per_context * count[1]),
-            "readout": Flops(block.fixed * count[2] + 2 * d * self.spec.vocab_size, block.per_context * count[2]),
+            "embed": Flops(block.fixed * count["prelude"], block.per_context * count["prelude"]),
+            "step/0": Flops(block.fixed * count["core_block"] + 4 * width * width, block.per_context * count["core_block"]),
+            "readout": Flops(block.fixed * count["coda"] + 2 * width * self.spec.vocab_size, block.per_context * count["coda"]),
         }
