@@ -133,8 +133,9 @@ def _shards(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
     weight_map = read_json(checked_file(folder, INDEX)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
         raise UserError(f"{folder / INDEX} has no weight_map from tensor to file: download it again")
-    for shard in sorted(set(weight_map.values())):
-        yield checked_file(folder, shard), {name for name, file in weight_map.items() if file == shard}
+    paths = {shard: checked_file(folder, shard) for shard in sorted(set(weight_map.values()))}
+    for shard, path in paths.items():
+        yield path, {name for name, file in weight_map.items() if file == shard}
 
 
 @contextmanager
