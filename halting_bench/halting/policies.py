@@ -33,6 +33,10 @@ class ThresholdPolicy(HaltingPolicy):
     def rule(self) -> Signal:
         return SIGNALS[self.signal]
 
+    @property
+    def needs_logits(self) -> bool:
+        return self.rule.needs_logits
+
     def init(self, view: View) -> State:
         features = Features(view, None)
         count = torch.zeros_like(view.step)
@@ -42,6 +46,8 @@ class ThresholdPolicy(HaltingPolicy):
     def step(self, view: View, state: State) -> tuple[Verdict, State]:
         features = Features(view, state)
         score = self.rule.score(features)
+        if view.shared:
+            score = pooled(self.rule, score)
         checked = view.step % self.every == 0
         hit = passes(self.rule, score, state["threshold"])
         count = torch.where(checked, torch.where(hit, state["hit_count"] + 1, 0), state["hit_count"])
@@ -57,11 +63,20 @@ def passes(rule: Signal, score: Tensor, threshold: Tensor) -> Tensor:
     return score >= threshold if rule.closed else score > threshold
 
 
+def pooled(rule: Signal, score: Tensor) -> Tensor:
+    """One score for a prompt that stops as one: latent signals average over its positions, logits count where it ends."""
+    return (score[-1:] if rule.needs_logits else score.mean(dim=0, keepdim=True)).expand_as(score)
+
+
 @dataclass(frozen=True)
 class FixedDepth(HaltingPolicy):
     """Every row stops after `depth` steps: the uniform-depth curve."""
 
     depth: int
+
+    @property
+    def needs_logits(self) -> bool:
+        return False
 
     def init(self, view: View) -> State:
         return {}
@@ -75,6 +90,10 @@ class Combined(HaltingPolicy):
     """Several rules at once, over the same row and step. The score is the first rule's."""
 
     rules: tuple[HaltingPolicy, ...]
+
+    @property
+    def needs_logits(self) -> bool:
+        return any(rule.needs_logits for rule in self.rules)
 
     def init(self, view: View) -> State:
         return {f"{i}/{name}": value for i, rule in enumerate(self.rules) for name, value in rule.init(view).items()}

@@ -23,6 +23,7 @@ class View:
         latent: Tensor,
         readout: Callable[[], Tensor],
         gate: Callable[[], Tensor] | None = None,
+        shared: bool = False,
     ):
         """
         Args:
@@ -30,11 +31,13 @@ class View:
             latent: [R, D] the state s_k.
             readout: runs coda and head for these rows, charges it, returns [R, V].
             gate: a model's own halting probability lambda_k, [R] in (0, 1); None when it has none.
+            shared: the rows are the positions of one prompt, which stops as one: when all of them say so.
         """
         self.step = step
         self.latent = latent
         self._readout = readout
         self._gate = gate
+        self.shared = shared
         self._logits: Tensor | None = None
 
     def logits(self) -> Tensor:
@@ -64,6 +67,11 @@ class HaltingPolicy(ABC):
     Hyperparameters are frozen dataclass fields of the subclass; whatever evolves lives in the State, so one policy
     object serves any number of runs and rows at once.
     """
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether it may call `view.logits()`. A rule that never does may say False, and is then executed in rounds."""
+        return True
 
     @abstractmethod
     def init(self, view: View) -> State:
