@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from halting_bench.architectures.attention import AttentionContext, DenseContext
+from halting_bench.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,22 @@ class RecurrentModel(nn.Module, ABC):
         Raises LookupError when the model has none (`spec.has_gate` is False).
         """
         raise LookupError(f"a {self.spec.family} model has no halting gate")
+
+    def keys_values(self, loop: int, state: Tensor, context: AttentionContext) -> dict[int, tuple[Tensor, Tensor]]:
+        """Each core layer's key and value projections of a state, no block being run (CALM, arXiv 2207.07061, section 3.2).
+
+        Args:
+            loop: 0-based index into `spec.loops`.
+            state: [*, D] states that rows exited with.
+            context: tells their positions.
+
+        Returns:
+            layer -> rotated keys and values, [*, G, E].
+
+        Raises:
+            UserError: the family does not define it.
+        """
+        raise UserError(f"kv_mode 'propagate' is not defined for a {self.spec.family} model: type latest")
 
     def forward(self, tokens: Tensor, steps: int | tuple[int, ...], noise: Tensor | None = None) -> Tensor:
         """The plain uniform-depth forward: the slow, obvious reference of the engine.

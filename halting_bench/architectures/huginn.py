@@ -59,7 +59,8 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(keys, shape.eps) if qk_norm else None
         self.proj = nn.Linear(queries, shape.width, bias=False)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, context: AttentionContext) -> Tensor:
+    def project(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries [*, H, E], rotated keys and values [*, G, E] of a layer's input."""
         shape = self.shape
         keys = shape.kv_heads * shape.head_width
         q, k, v = self.Wqkv(x).split((shape.heads * shape.head_width, keys, keys), dim=-1)
@@ -68,7 +69,10 @@ class Attention(nn.Module):
         q, k, v = (part.unflatten(-1, (-1, shape.head_width)) for part in (q, k, v))
         if self.qk_bias is not None:
             q, k = q + self.qk_bias[0, 0], k + self.qk_bias[1, 0]
-        return self.proj(context.attend(layer, self.rotate(q, *rotary), self.rotate(k, *rotary), v).flatten(-2))
+        return self.rotate(q, *rotary), self.rotate(k, *rotary), v
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, context: AttentionContext) -> Tensor:
+        return self.proj(context.attend(layer, *self.project(x, rotary)).flatten(-2))
 
 
 class GatedMLP(nn.Module):
@@ -235,6 +239,13 @@ class Huginn(RecurrentModel):
         if self.start == "skip-adapter":  # s_0 is e, and only s_0: so a row that has not begun is known by its state
             mixed = torch.where((state == x).all(dim=-1, keepdim=True), x, mixed)
         return self._blocks("core_block", self.layers_of["prelude"], mixed, context)
+
+    def keys_values(self, loop: int, state: Tensor, context: AttentionContext) -> dict[int, tuple[Tensor, Tensor]]:
+        rotary, found = self.rotary(context), {}
+        for layer, block in enumerate(cast(nn.ModuleList, self.transformer["core_block"]), self.layers_of["prelude"]):
+            normed = state if isinstance(block, PostNormBlock) else cast(nn.Module, block.norm_1)(state)
+            found[layer] = cast(Attention, block.attn).project(normed, rotary)[1:]
+        return found
 
     def end(self, loop: int, state: Tensor, context: AttentionContext) -> Tensor:
         return state

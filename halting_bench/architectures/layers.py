@@ -91,11 +91,14 @@ class GroupedAttention(nn.Module):
         self.v_proj = nn.Linear(width, kv_heads * head_width, bias=biased)
         self.o_proj = nn.Linear(heads * head_width, width, bias=biased)
 
+    def keys_values(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Rotated keys and values of a layer's input, [*, G, E]."""
+        keys = rotate_halves(self.k_proj(x).unflatten(-1, (self.kv_heads, -1)), *rotary)
+        return keys, self.v_proj(x).unflatten(-1, (self.kv_heads, -1))
+
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, context: AttentionContext) -> Tensor:
         q = self.q_proj(x).unflatten(-1, (self.heads, -1))
-        k = self.k_proj(x).unflatten(-1, (self.kv_heads, -1))
-        v = self.v_proj(x).unflatten(-1, (self.kv_heads, -1))
-        mixed = context.attend(layer, rotate_halves(q, *rotary), rotate_halves(k, *rotary), v)
+        mixed = context.attend(layer, rotate_halves(q, *rotary), *self.keys_values(x, rotary))
         return self.o_proj(mixed.flatten(-2))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from halting_bench.architectures.attention import AttentionContext
 from halting_bench.architectures.base import Flops, LoopSpec, ModelSpec, RecurrentModel
 from halting_bench.architectures.config import Config, layer_count, need, real, refuse, whole
-from halting_bench.architectures.layers import RMSNorm, Rotary, block_flops
+from halting_bench.architectures.layers import GroupedAttention, RMSNorm, Rotary, block_flops
 from halting_bench.errors import UserError
 
 REQUIRED_KEYS = (
@@ -75,6 +75,14 @@ class LoopedStack(RecurrentModel):
         for index, layer in enumerate(cast(nn.ModuleList, self.model["layers"])):
             state = layer(state, rotary, index, context)
         return state
+
+    def keys_values(self, loop: int, state: Tensor, context: AttentionContext) -> dict[int, tuple[Tensor, Tensor]]:
+        rotary = self.rotary.at(context.positions, self.lm_head.weight)
+        found = {}
+        for index, layer in enumerate(cast(nn.ModuleList, self.model["layers"])):
+            normed = cast(RMSNorm, layer.input_layernorm)(state)
+            found[index] = cast(GroupedAttention, layer.self_attn).keys_values(normed, rotary)
+        return found
 
     def readout(self, x: Tensor, context: AttentionContext) -> Tensor:
         return self.lm_head(x)
