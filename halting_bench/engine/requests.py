@@ -1,0 +1,64 @@
+"""What goes into the slots, and what comes out.
+
+Shapes: P prompt tokens, M new tokens, T positions that were run, L loops.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from halting_bench.records import Outcome
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sequence to decode: a prompt and how many tokens to add; or a given text to score (`targets`)."""
+
+    uid: int  # seeds the initial states and the draws
+    tokens: np.ndarray  # int64 [P]
+    max_new_tokens: int = 0
+    targets: np.ndarray | None = None  # int64 [P], the token that each readout must predict, or NOT_SCORED
+    prefill: int = 0  # leading tokens that run as one prompt before the rest is stepped token by token
+    threshold: float | None = None  # this sequence's own operating point, instead of the policy's
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A finished sequence. Steps are core applications, all loops together; a token's are those of the row that made it."""
+
+    uid: int
+    tokens: list[int]  # new ones, the stop token included
+    steps: list[int]  # [M]
+    outcomes: list[Outcome]  # [M]
+    prompt_steps: list[int]  # [P]
+    prompt_outcomes: list[Outcome]
+    stopped: str  # "length", "stop" (a stop token came) or "nonfinite" (the state broke: no token)
+
+
+@dataclass
+class Progress:
+    """A sequence on its way through a slot."""
+
+    request: Request
+    slot: int
+    position: int = 0
+    steps: list[list[int]] = field(default_factory=list)  # [T][L]
+    outcomes: list[Outcome] = field(default_factory=list)  # [T]
+    fired: list[bool] = field(default_factory=list)  # [T]
+    loss: np.ndarray | None = None  # float64 [P], NaN where not scored
+    correct: np.ndarray | None = None  # bool [P]
+    tokens: list[int] = field(default_factory=list)
+    stopped: str = ""
+
+    def decoded(self) -> Decoded:
+        """The public result. The last prompt row makes the first new token."""
+        prompt, depths = len(self.request.tokens), [sum(row) for row in self.steps]
+        return Decoded(
+            uid=self.request.uid,
+            tokens=self.tokens,
+            steps=depths[prompt - 1 : prompt - 1 + len(self.tokens)],
+            outcomes=self.outcomes[prompt - 1 : prompt - 1 + len(self.tokens)],
+            prompt_steps=depths[:prompt],
+            prompt_outcomes=self.outcomes[:prompt],
+            stopped=self.stopped,
+        )
