@@ -58,7 +58,9 @@ def _width(table: Table, index: int) -> int:
 
 def _blocks(table: Table, width: int) -> list[list[tuple[int, int]]]:
     """Splits the columns into blocks of (column, width) that fit, each beginning with the key columns."""
-    keys = [(index, min(_width(table, index), width // (2 * table.keys) - _GAP)) for index in range(table.keys)]
+    wanted = [_width(table, index) for index in range(table.keys)]
+    limit = width // 2 if sum(wanted) + _GAP * table.keys > 0.6 * width else width
+    keys = [(index, min(room, limit // table.keys - _GAP)) for index, room in enumerate(wanted)]
     taken = sum(room + _GAP for _, room in keys)
     blocks, block, used = [], list(keys), taken
     for index in range(table.keys, len(table.columns)):

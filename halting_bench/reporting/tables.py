@@ -122,9 +122,9 @@ def iso(run: Run, model: str, benchmark: str) -> Table:
         _GAP_SHARE,
         Column("random_quality", "random exits", Kind.QUALITY),
         _NEVER,
+        *([_NOTE] if frame["note"].any() else ()),
         *(_EXECUTED if mode else ()),
         *([_LATENCY] if setting else ()),
-        *([_NOTE] if frame["note"].any() else ()),
     ]
     known = frame[frame["status"] == "ok"]
     full = (
@@ -236,7 +236,9 @@ def latency(run: Run, model: str, benchmark: str) -> Table:
     """Measured seconds of the timed points. Needs a latency frame."""
     frame = of_pair(run.latency, model, benchmark)
     frame = frame.rename(columns={"p10": "latency_ms_per_token_lo", "p90": "latency_ms_per_token_hi"})
-    frame = frame.assign(note=frame["noisy"].map({True: "noisy", False: ""}), control=frame["policy"].map(is_control))
+    frame = frame.assign(
+        note=frame["noisy"].map({True: "noisy", False: ""}), control=frame["policy"].map(is_control), group=frame["batch_rows"]
+    ).sort_values(["batch_rows", "mode", "phase", "device", "latency_ms_per_token"], kind="stable")
     columns = (
         _POLICY,
         _THRESHOLD,

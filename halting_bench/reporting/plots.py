@@ -1,0 +1,216 @@
+"""The pictures of a run, drawn with matplotlib's Agg backend: SVG and PNG whose bytes depend on the data alone.
+
+Each function takes the run and one (model, benchmark) pair and returns a figure. Test documents only.
+"""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from halting_bench.reporting.frames import of_pair, pairs, ranked, select
+from halting_bench.reporting.panels import (
+    Margin,
+    beside,
+    draw_policy,
+    figure_of,
+    groups_of,
+    key_below,
+    legend_below,
+    members,
+    panels_by_group,
+    step_axis,
+)
+from halting_bench.reporting.style import DPI, ORACLE, RC, UNIFORM, looks
+from halting_bench.reporting.text import metric_label, slug
+from halting_bench.store import Run, write_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_HEAT_MAPS = 6  # policies whose exits are shown: the oracle and the best
+_STAR: dict[str, Any] = {"marker": "*", "markersize": 7.5, "markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 5}
+_RANDOM: dict[str, Any] = {"linestyle": (0, (3, 2)), "linewidth": 0.6, "alpha": 0.8}
+_UNIFORM: dict[str, Any] = {"color": UNIFORM, "linewidth": 1.0, "marker": ".", "markersize": 3, "zorder": 4}
+_FULL: dict[str, Any] = {"color": ORACLE, "linewidth": 0.8, "linestyle": ":", "zorder": 1}
+_ORACLE: dict[str, Any] = {"color": ORACLE, "linewidth": 1.0, "linestyle": "-."}
+
+
+def write_plots(run: Run, folder: Path) -> list[Path]:
+    """Draws every plot of a run as `<name>-<model>-<benchmark>.svg` and `.png`; returns what was written."""
+    import matplotlib
+
+    formats: dict[str, dict[str, Any]] = {
+        "svg": {"metadata": {"Date": None}},
+        "png": {"metadata": {"Software": None}, "dpi": DPI},
+    }
+    # From the defaults, so that a user's matplotlibrc changes nothing.
+    settings: Any = {**matplotlib.rcParamsDefault, **RC, "backend": "agg"}
+    written = []
+    with matplotlib.rc_context(settings):
+        for model, benchmark in pairs(run):
+            for name, draw in PLOTS.items():
+                figure = draw(run, model, benchmark)
+                for ending, options in formats.items():
+                    path = folder / f"{name}-{slug(model)}-{slug(benchmark)}.{ending}"
+                    buffer = io.BytesIO()
+                    figure.savefig(buffer, format=ending, **options)
+                    write_bytes(path, buffer.getvalue())
+                    written.append(path)
+    return written
+
+
+def quality_against_depth(run: Run, model: str, benchmark: str) -> "Figure":
+    """Every rule's whole curve and its random control, uniform depth and the oracle; a star at the point of equal quality."""
+    curves = _test_curves(run, model, benchmark)
+    look = looks(curves["policy"])
+    points = select(of_pair(run.points, model, benchmark), "test").sort_values("mean_depth")
+    iso = of_pair(run.iso, model, benchmark)
+    uniform, oracle = (points[points["policy"] == name] for name in ("fixed", "oracle-loss"))
+    figure, panels = panels_by_group(f"{model} on {benchmark}: quality against mean depth", look)
+    for group, axes in panels.items():
+        for policy, style in members(look, group):
+            random = points[points["policy"] == f"random@{policy}"]
+            axes.plot(random["mean_depth"], random["quality"], color=style.colour, **_RANDOM)
+            draw_policy(axes, curves[curves["policy"] == policy], "mean_depth", "quality", policy, style)
+            chosen = iso[(iso["policy"] == policy) & (iso["status"] == "ok") & (iso["never_fired_fraction"] < 1)]
+            axes.plot(chosen["mean_depth"], chosen["quality"], linestyle="", color=style.colour, **_STAR)
+        axes.axvline(iso["full_depth"].max(), **_FULL)
+        axes.axhline(iso["full_quality"].max(), **_FULL)
+        axes.plot(uniform["mean_depth"], uniform["quality"], **_UNIFORM)
+        axes.plot(oracle["mean_depth"], oracle["quality"], **_ORACLE)
+        axes.set(xlabel="mean depth (core steps a token)", ylabel=_metric(run, model, benchmark))
+        step_axis(axes)
+        legend_below(axes)
+    key_below(
+        figure,
+        {
+            "uniform depth": _UNIFORM,
+            "loss oracle": _ORACLE,
+            "full depth": _FULL,
+            "random exits": {"color": UNIFORM, **_RANDOM},
+            "least depth of equal quality": {"color": UNIFORM, "linestyle": "", **_STAR},
+        },
+    )
+    return figure
+
+
+def against_threshold(run: Run, model: str, benchmark: str) -> "Figure":
+    """Quality and mean depth of every rule against its threshold."""
+    curves = _test_curves(run, model, benchmark)
+    curves = curves[(curves["threshold"] > 0) & curves["threshold"].lt(float("inf"))]
+    look = looks(curves["policy"])
+    groups = groups_of(look)
+    figure, grid = figure_of(
+        f"{model} on {benchmark}: against the threshold",
+        len(groups),
+        2,
+        panel=1.0,
+        between=(0.5, 0.45),
+        margin=Margin(left=0.5, right=1.3, top=0.45, bottom=0.4),
+        sharex="row",
+        sharey="col",
+    )
+    for row, group in zip(grid, groups, strict=True):
+        for axes, value, label in zip(
+            row, ("quality", "mean_depth"), (_metric(run, model, benchmark), "mean depth"), strict=True
+        ):
+            for policy, style in members(look, group):
+                draw_policy(axes, curves[curves["policy"] == policy], "threshold", value, policy, style)
+            axes.set(xscale="log", ylabel=label)
+            axes.minorticks_off()
+        row[0].set_title(group)
+        row[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    for axes in grid[-1]:
+        axes.set_xlabel("threshold")
+    return figure
+
+
+def exit_histograms(run: Run, model: str, benchmark: str) -> "Figure":
+    """Where tokens stop, by level and token class: the share of each row's tokens that exit at each step."""
+    from matplotlib.colors import PowerNorm
+
+    exits = of_pair(run.exits, model, benchmark)
+    iso = of_pair(run.iso, model, benchmark)
+    names = ["oracle-loss", *ranked(run, model, benchmark)]
+    chosen = iso.set_index("policy")["threshold"].reindex(names).dropna().head(_HEAT_MAPS)
+    subsets = list(exits["subset"].drop_duplicates())
+    last = int(of_pair(run.points, model, benchmark)["max_steps"].max())
+    rows = -(-max(len(chosen), 1) // 3)
+    shown = f"the oracle and {len(chosen) - 1} of {len(names) - 1} policies" if len(chosen) < len(names) else "every policy"
+    labels = [subset.replace(":", " ") for subset in subsets]
+    figure, grid = figure_of(
+        f"{model} on {benchmark}: exits ({shown})",
+        rows,
+        3,
+        panel=0.14 * len(subsets),
+        between=(0.12, 0.35),
+        margin=Margin(left=0.2 + 0.047 * max(map(len, labels)), right=0.75, top=0.45, bottom=0.6),
+        sharex=True,
+        sharey=True,
+    )
+    families = [subset.partition(":")[0] for subset in subsets]
+    borders = [i - 0.5 for i in range(1, len(families)) if families[i] != families[i - 1]]
+    image = None
+    for axes, (policy, threshold) in zip(grid.flat, chosen.items(), strict=False):
+        own = exits[(exits["policy"] == policy) & (exits["threshold"] == threshold)].drop_duplicates(["subset", "step", "seed"])
+        counts = own.pivot_table(index="subset", columns="step", values="count", aggfunc="sum")
+        counts = counts.reindex(index=subsets, columns=range(1, last + 1)).fillna(0)
+        share = counts.div(counts.sum(axis=1), axis=0)
+        image = axes.imshow(
+            share, cmap="Blues", norm=PowerNorm(0.5, 0, 1), aspect="auto", extent=(0.5, last + 0.5, len(subsets) - 0.5, -0.5)
+        )
+        axes.plot(share @ share.columns, range(len(subsets)), "|", color="#D55E00", markersize=7, markeredgewidth=1.3)
+        axes.set_title(policy)
+        axes.hlines(borders, 0.5, last + 0.5, color="white", linewidth=1.5)
+        axes.set_yticks(range(len(subsets)), labels)
+        axes.grid(visible=False)
+    for axes in grid.flat[len(chosen) :]:
+        axes.set_axis_off()
+    for axes in grid[-1]:
+        axes.set_xlabel("exit step")
+        step_axis(axes)
+    if image is not None:
+        figure.colorbar(image, cax=beside(figure, grid), label="share of the row's tokens", ticks=[0, 0.05, 0.2, 0.5, 1])
+        key_below(
+            figure,
+            {"mean exit step": {"color": "#D55E00", "linestyle": "", "marker": "|", "markersize": 7, "markeredgewidth": 1.3}},
+        )
+    return figure
+
+
+def convergence(run: Run, model: str, benchmark: str) -> "Figure":
+    """Median and 90th percentile of every signal at each step."""
+    frame = of_pair(run.convergence, model, benchmark)
+    look = looks(frame["signal"])
+    figure, panels = panels_by_group(f"{model} on {benchmark}: convergence of the signals", look, sharey=False)
+    for group, axes in panels.items():
+        for signal, style in members(look, group):
+            own = frame[frame["signal"] == signal]
+            draw_policy(axes, own[own["median"] > 0], "step", "median", signal, style)
+            for _, one in own[own["p90"] > 0].groupby("seed"):
+                axes.plot(one["step"], one["p90"], color=style.colour, **_RANDOM)
+        axes.set(yscale="log", xlabel="recurrence step k", ylabel="score")
+        axes.minorticks_off()
+        step_axis(axes)
+        legend_below(axes)
+    key_below(figure, {"median": {"color": UNIFORM}, "90th percentile": {"color": UNIFORM, **_RANDOM}})
+    return figure
+
+
+PLOTS: dict[str, Callable[[Run, str, str], "Figure"]] = {
+    "quality-against-depth": quality_against_depth,
+    "against-threshold": against_threshold,
+    "exit-histograms": exit_histograms,
+    "convergence": convergence,
+}
+
+
+def _test_curves(run: Run, model: str, benchmark: str) -> "pd.DataFrame":
+    curves = of_pair(run.curves, model, benchmark)
+    return curves[curves["split"] == "test"]
+
+
+def _metric(run: Run, model: str, benchmark: str) -> str:
+    return metric_label(*of_pair(run.points, model, benchmark)[["metric", "higher_is_better"]].iloc[0])
