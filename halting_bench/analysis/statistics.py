@@ -1,0 +1,61 @@
+"""Intervals over documents. A document is the unit: tokens of one document are not independent.
+
+Every quality here is a ratio of sums, sum_m y_m / sum_m n_m, over M documents; its variance is the usual linearisation
+(Cochran, Sampling Techniques, ch. 6): residuals y_m - q n_m. Shapes: G points, M documents.
+"""
+
+import numpy as np
+
+CONFIDENCE = 0.95
+
+
+def _quantile(documents: int) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(documents - 1, 0.5 + CONFIDENCE / 2))
+
+
+def ratio_error(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ratio and its standard error. sums: [..., M]; counts: [M] tokens. NaN error below two documents."""
+    total, documents = counts.sum(), int((counts > 0).sum())
+    ratio = sums.sum(axis=-1) / total
+    if documents < 2:
+        return ratio, np.full_like(ratio, np.nan)
+    residual = sums - ratio[..., None] * counts
+    return ratio, np.sqrt(np.square(residual).sum(axis=-1) * documents / (documents - 1)) / total
+
+
+def mean_interval(sums: np.ndarray, counts: np.ndarray, *, bounded: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean over tokens with a 95 % interval over documents.
+
+    Args:
+        sums: [..., M] per-document sums of the per-token outcome.
+        counts: [M] tokens a document.
+        bounded: outcomes lie in [0, 1]: Wilson's interval at the effective sample size, which stays inside [0, 1] and
+            does not collapse when every document agrees.
+
+    Returns:
+        mean, low, high, each [...].
+    """
+    mean, error = ratio_error(sums, counts)
+    documents = int((counts > 0).sum())
+    if documents < 2:
+        return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
+    z = _quantile(documents)
+    if not bounded:
+        return mean, mean - z * error, mean + z * error
+    spread = mean * (1 - mean)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        effective = np.where(error > 0, spread / np.square(error), documents)
+    effective = np.clip(effective, 1, counts.sum())
+    centre = (mean + z * z / (2 * effective)) / (1 + z * z / effective)
+    half = z / (1 + z * z / effective) * np.sqrt(spread / effective + (z / (2 * effective)) ** 2)
+    return mean, np.clip(centre - half, 0, 1), np.clip(centre + half, 0, 1)
+
+
+def paired_difference(first: np.ndarray, second: np.ndarray, counts: np.ndarray) -> tuple[float, float, float]:
+    """Difference of two means over the same tokens, paired by document, with a 95 % interval. All arrays [M]."""
+    difference, error = ratio_error(first - second, counts)
+    documents = int((counts > 0).sum())
+    half = float(error) * _quantile(documents) if documents > 1 else float("nan")
+    return float(difference), float(difference) - half, float(difference) + half

@@ -1,0 +1,296 @@
+"""Finds what a user names: policy recipes, model cards, benchmarks. An explicit path wins over ./policies and ./models
+of our own checkout, which win over the built-in ones. Data only: nothing here imports torch.
+"""
+
+import json
+import math
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from halting_bench.benchmarks.base import Benchmark
+from halting_bench.errors import UserError, unknown_name
+
+T = TypeVar("T", bound=BaseModel)
+
+_PACKAGE = Path(__file__).parent
+
+
+def catalog_folder(kind: str) -> Path:
+    """The folder of built-in choices: our checkout's when we run from it, else the one inside the wheel."""
+    checkout = _PACKAGE.parent
+    if (checkout / "pyproject.toml").exists() and (checkout / kind).is_dir():
+        return checkout / kind
+    return _PACKAGE / "_catalog" / kind
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError("must be a finite number")
+    return value
+
+
+Finite = Annotated[float, AfterValidator(_finite)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Grid(Strict):
+    """Which thresholds to put in the table. The exact curve covers all of them in any case."""
+
+    absolute: tuple[Finite, ...] = ()
+    quantiles: int = Field(default=12, ge=0, le=512)
+
+
+class RuleSpec(Strict):
+    """One signal with its gates; `threshold` only inside a combination, where it is fixed."""
+
+    signal: str
+    hits: int = Field(default=1, ge=1)
+    min_steps: int = Field(default=1, ge=1)
+    every: int = Field(default=1, ge=1)
+    threshold: Finite | None = None
+
+
+class PolicyRecipe(Strict):
+    """A policy to sweep: exactly one of `signal`, `python`, `any_of`, `all_of`.
+
+    `python` names a HaltingPolicy of the user's, `file.py@ClassName` or an entry point of the group
+    halting_bench.policies; it is built once for each absolute threshold, with `params` beside it.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    source: str
+    signal: str | None = None
+    python: str | None = None
+    any_of: tuple[RuleSpec, ...] = ()
+    all_of: tuple[RuleSpec, ...] = ()
+    hits: int = Field(default=1, ge=1)
+    min_steps: int = Field(default=1, ge=1)
+    every: int = Field(default=1, ge=1)
+    grid: Grid = Grid()
+    params: dict[str, Any] = {}
+    notes: str = ""
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> "PolicyRecipe":
+        given = [field for field in ("signal", "python", "any_of", "all_of") if getattr(self, field)]
+        if len(given) != 1:
+            raise ValueError(f"needs exactly one of signal, python, any_of, all_of; has {', '.join(given) or 'none'}")
+        if self.signal is None and not self.grid.absolute:
+            raise ValueError("grid.absolute is empty: this kind of policy is built once for each threshold in it")
+        if self.signal is not None and not self.grid.absolute and not self.grid.quantiles:
+            raise ValueError("the grid is empty: give absolute thresholds, quantiles, or both")
+        free = [rule for rule in (*self.any_of, *self.all_of) if rule.threshold is None]
+        if (self.any_of or self.all_of) and len(free) != 1:
+            raise ValueError(f"exactly one rule of a combination takes the grid's threshold, {len(free)} have none of their own")
+        return self
+
+
+class Card(BaseModel):
+    """A model card. Measured tables and prose beside these fields are kept as they are."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+    summary: str
+    weights: str = "model.safetensors"
+    benchmarks: tuple[str, ...] = ()
+
+
+def load_yaml(path: Path) -> dict:
+    """A YAML mapping. Raises UserError when missing, broken, or something else."""
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"no such file: {path}") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder, a YAML file is needed") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        place = f", line {where.line + 1}" if where else ""
+        raise UserError(f"{path} is not valid YAML{place}: {getattr(error, 'problem', None) or 'not UTF-8 text'}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds a {type(value).__name__}, a mapping of keys to values is needed")
+    return value
+
+
+def parse(schema: type[T], value: dict, where: str) -> T:
+    """Validates a mapping. A misspelt key suggests the nearest and lists the rest."""
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = _known_keys(schema, first["loc"][:-1])
+            raise UserError(f"{where}: {unknown_name('key', str(first['loc'][-1]), known)}") from None
+        if first["type"] == "missing":
+            raise UserError(f"{where}: '{key}' is missing: add it") from None
+        message = first["msg"].removeprefix("Value error, ")
+        shown = "" if first["type"] == "value_error" and not key else f", not {first['input']!r}"
+        raise UserError(f"{where}: {key + ': ' if key else ''}{message}{shown}") from None
+
+
+def _known_keys(schema: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    for part in path:
+        field = schema.model_fields.get(str(part))
+        if field is not None and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            schema = field.annotation
+        elif field is not None:
+            return list(RuleSpec.model_fields)
+    return list(schema.model_fields)
+
+
+def policy_names() -> list[str]:
+    """Names of the built-in recipes."""
+    return sorted(path.stem for path in catalog_folder("policies").glob("*.yaml"))
+
+
+def plugin_names() -> list[str]:
+    """Policies that installed packages offer."""
+    return sorted(point.name for point in metadata.entry_points(group="halting_bench.policies"))
+
+
+def find_policy(name: str) -> PolicyRecipe:
+    """A recipe from a name, a YAML file, `file.py@ClassName`, or an installed plug-in."""
+    if name.endswith((".yaml", ".yml")):
+        return parse(PolicyRecipe, load_yaml(Path(name)), name)
+    if "@" in name:
+        return _python_recipe(name, name.rpartition("@")[2])
+    if name in policy_names():
+        path = catalog_folder("policies") / f"{name}.yaml"
+        return parse(PolicyRecipe, load_yaml(path), str(path))
+    if name in plugin_names():
+        return _python_recipe(name, name)
+    raise unknown_name("policy", name, [*policy_names(), *plugin_names()])
+
+
+def _python_recipe(target: str, name: str) -> PolicyRecipe:
+    """A class given on the command line brings its grid as a class attribute `thresholds`."""
+    thresholds = getattr(load_policy_class(target), "thresholds", ())
+    if not isinstance(thresholds, tuple) or not thresholds:
+        raise UserError(f"policy class {target} has no grid: set `thresholds: ClassVar = (...)` on it, or write a recipe YAML")
+    value = {"name": name, "source": target, "python": target, "grid": {"absolute": thresholds, "quantiles": 0}}
+    return parse(PolicyRecipe, value, target)
+
+
+def load_policy_class(target: str) -> type:
+    """The class behind `file.py@ClassName` or a plug-in's name. Runs that file: it is the user's own code."""
+    import importlib.util
+
+    if "@" not in target:
+        for point in metadata.entry_points(group="halting_bench.policies", name=target):
+            loaded: type = point.load()
+            return loaded
+        raise unknown_name("plug-in policy", target, plugin_names())
+    file, _, name = target.rpartition("@")
+    path = Path(file)
+    if not path.is_file():
+        raise UserError(f"no such file: {file} (from '{target}'; write path/to/file.py@ClassName)")
+    spec = importlib.util.spec_from_file_location(f"user_policy_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{file} is not a Python file (from '{target}')")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the user's file raises is the user's to mend, in one line
+        raise UserError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
+    classes = [key for key, value in vars(module).items() if isinstance(value, type)]
+    if name not in classes:
+        raise unknown_name(f"class in {file}", name, classes)
+    found: type = vars(module)[name]
+    return found
+
+
+def model_names() -> list[str]:
+    """Names of the bundled models."""
+    return sorted(path.parent.name for path in catalog_folder("models").glob("*/card.yaml"))
+
+
+def find_model(name: str) -> tuple[Path, Card]:
+    """The folder and card of a bundled model's name or of a folder with config.json; a bare folder gets a bare card."""
+    if name in model_names():
+        folder = catalog_folder("models") / name
+    elif Path(name).is_dir():
+        folder = Path(name)
+    else:
+        raise unknown_name("model", name, [*model_names(), "or a folder with config.json and model.safetensors"])
+    card_file = folder / "card.yaml"
+    if not card_file.exists():
+        return folder, Card(name=folder.resolve().name, summary="a model of the user's")
+    card = parse(Card, load_yaml(card_file), str(card_file))
+    weights = (folder / card.weights).resolve()
+    if not weights.is_relative_to(folder.resolve()):
+        raise UserError(f"{card_file}: weights '{card.weights}' lie outside the model's folder: put the file into it")
+    return folder, card
+
+
+BENCHMARK_NAMES = ("shell", "s3", "hop", "add", "docs")
+
+
+def find_benchmark(name: str) -> Benchmark:
+    """A benchmark from its name, or `text:PATH`."""
+    from halting_bench.benchmarks.procedural import TASKS
+    from halting_bench.benchmarks.text_sources import docs_benchmark, text_benchmark
+
+    if name.startswith("text:"):
+        return text_benchmark(name.removeprefix("text:"))
+    if name == "docs":
+        return docs_benchmark()
+    if name in TASKS:
+        return TASKS[name]()
+    raise unknown_name("benchmark", name, [*TASKS, "docs", "text:PATH"])
+
+
+class SweepConfig(Strict):
+    """Everything a sweep can be told. Every leaf can be set with `--set a.b=c`."""
+
+    models: tuple[str, ...] = ("huginn-tiny", "huginn-tiny-text")
+    benchmarks: tuple[str, ...] | None = None  # none: those that each model's card names
+    policies: tuple[str, ...] | None = None  # none: every recipe that is built in or plugged in
+    seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
+    limit: Literal["all"] | Annotated[int, Field(ge=2)] = 192  # documents a benchmark
+    max_steps: Annotated[int, Field(ge=2)] | None = None  # none: four times the trained mean (or the loops there are)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    calibration_fraction: float = Field(default=0.5, gt=0, lt=1)
+    shard_documents: int = Field(default=16, ge=1)
+    batch_tokens: int = Field(default=2048, ge=1)
+    keep_trace: bool = False
+    plots: bool = True
+
+
+def read_config(file: Path | None, overrides: dict[str, Any], settings: list[str]) -> SweepConfig:
+    """The defaults, then a YAML file, then flags, then `--set key=value` (dots go inside), validated once."""
+    value: dict[str, Any] = load_yaml(file) if file else {}
+    value |= {key: given for key, given in overrides.items() if given is not None}
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals:
+            raise UserError(f"--set {setting}: write key=value, for example --set limit=64")
+        try:
+            parsed = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"--set {setting}: '{text}' is not a YAML value") from None
+        inner = value
+        *parents, leaf = path.split(".")
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+            if not isinstance(inner, dict):
+                raise UserError(f"--set {setting}: '{parent}' holds a value, not a group of keys")
+        inner[leaf] = parsed
+    return parse(SweepConfig, value, str(file) if file else "sweep options")
+
+
+def show(value: BaseModel) -> dict:
+    """A JSON-able form of a recipe, card or config."""
+    loaded: dict = json.loads(value.model_dump_json())
+    return loaded
