@@ -109,7 +109,8 @@ class PackedContext(AttentionContext):
                 continue
             present, own = np.unique(owner[rows], return_inverse=True)
             chunk = Chunk(slots[present], rows, own, rank[rows] - start[rows], self.host_positions[rows])
-            built.append((chunk, *map(self._index, (rows, chunk.place, chunk.slots)), self._mask(chunk)))
+            index = self._index
+            built.append((chunk, index(rows), index(chunk.place), index(chunk.slots), self._mask(chunk)))
         return built
 
     def _index(self, values: np.ndarray) -> Tensor:
@@ -134,30 +135,50 @@ def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
 class SlotContext(AttentionContext):
     """One position of each of R slots, at steps of their own. Row r attends to its slot's positions up to its own."""
 
-    def __init__(self, cache: KvCache, slots: Tensor, positions: Tensor, top: int, *, single: tuple[int, int] | None = None):
+    def __init__(
+        self,
+        cache: KvCache,
+        slots: Tensor,
+        positions: Tensor,
+        top: int,
+        *,
+        single: tuple[int, int] | None = None,
+        fixed: bool = False,
+    ):
         """
         Args:
             cache: written at the rows' positions, then read.
             slots, positions: int64 [R].
             top: how many positions are read, at least the largest position + 1.
             single: slot and position of the only row, on the host: it then reads its pages in place instead of gathering.
+            fixed: do the same operations whatever the cache holds, so that they can be recorded.
         """
         self.cache, self.slots, self.positions, self.top = cache, slots, positions, top
-        self.single = None if cache.any_hidden or cache.mode.name == "absent" else single
+        self.masked = fixed or cache.any_hidden
+        self.single = None if self.masked or cache.mode.name == "absent" else single
         self.stage = 0
+        self.steps: Tensor = positions
 
-    def at(self, stage: int, steps: Tensor, single_step: int = 1) -> "SlotContext":
-        """Itself, about to run a stage. steps: int64 [R], the step that each row is at (1-based); single_step: on the host."""
+    def at(self, stage: int, steps: Tensor | None = None, single_step: int = 1) -> "SlotContext":
+        """Itself, about to run a stage.
+
+        Args:
+            stage: EMBED, READOUT or a loop.
+            steps: int64 [R], the step that each row is at (1-based); needed for a loop.
+            single_step: the only row's step, on the host.
+        """
         self.stage = stage
         planes = self.cache.planes_of(stage)
+        if steps is not None:
+            self.steps = steps
         if self.single is not None:
             self.plane = (single_step - 1) % planes
             return self
-        self.page = self.slots if planes == 1 else self.slots * planes + (steps - 1) % planes
+        self.page = self.slots if planes == 1 else self.slots * planes + (self.steps - 1) % planes
         self.write = self.page * self.cache.length + self.positions
         if stage >= 0 and self.cache.mode.name == "absent":
             here = torch.arange(self.top, device=self.cache.device)
-            deep = self.cache.depth[stage][self.slots, : self.top] >= steps[:, None]
+            deep = self.cache.depth[stage][self.slots, : self.top] >= self.steps[:, None]
             self.mask = additive(self._seen & (deep | (here == self.positions[:, None])), self.cache.dtype)[:, None, None]
         else:
             self.mask = self._causal
@@ -183,7 +204,7 @@ class SlotContext(AttentionContext):
     @cached_property
     def _seen(self) -> Tensor:
         seen = torch.arange(self.top, device=self.cache.device) <= self.positions[:, None]
-        return seen & ~self.cache.hidden[self.slots, : self.top] if self.cache.any_hidden else seen
+        return seen & ~self.cache.hidden[self.slots, : self.top] if self.masked else seen
 
     @cached_property
     def _causal(self) -> Tensor:

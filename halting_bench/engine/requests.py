@@ -3,7 +3,7 @@
 Shapes: P prompt tokens, M new tokens, T positions that were run, L loops.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,6 +20,10 @@ class Request:
     targets: np.ndarray | None = None  # int64 [P], the token that each readout must predict, or NOT_SCORED
     prefill: int = 0  # leading tokens that run as one prompt before the rest is stepped token by token
     threshold: float | None = None  # this sequence's own operating point, instead of the policy's
+
+    def as_prompt(self, tokens: int) -> "Request":
+        """The same sequence, its leading tokens run as one prompt; 0: all of them stepped one by one."""
+        return replace(self, prefill=tokens)
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,17 @@ class Progress:
     fired: list[bool] = field(default_factory=list)  # [T]
     loss: np.ndarray | None = None  # float64 [P], NaN where not scored
     correct: np.ndarray | None = None  # bool [P]
+    newest: int | None = None  # the last token drawn, where stop tokens make the host look
     tokens: list[int] = field(default_factory=list)
     stopped: str = ""
+
+    def generates_after(self, position: int) -> bool:
+        """Whether the row at this position makes a new token, rather than being followed by a given one."""
+        return position + 1 >= len(self.request.tokens) and self.request.max_new_tokens > 0
+
+    def ends_after(self, position: int) -> bool:
+        """Whether nothing is left to run after the row at this position (a stop token aside)."""
+        return position + 1 >= len(self.request.tokens) + max(self.request.max_new_tokens - 1, 0)
 
     def decoded(self) -> Decoded:
         """The public result. The last prompt row makes the first new token."""

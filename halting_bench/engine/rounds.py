@@ -16,7 +16,8 @@ from halting_bench.architectures.base import RecurrentModel
 from halting_bench.engine.contexts import PackedContext
 from halting_bench.engine.kv_cache import EMBED, READOUT, KeysValues, KvCache
 from halting_bench.engine.meter import Meter
-from halting_bench.halting.policy import HaltingPolicy, View, take_rows, wide
+from halting_bench.errors import UserError
+from halting_bench.halting.policy import HaltingPolicy, State, View, take_rows, wide
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Rows:
     noise: Tensor | None
     lengths: np.ndarray | None = None  # of each slot's sequence, when the model is not causal
     shared: bool = False
+    thresholds: np.ndarray | None = None  # [N], the rows' own operating points instead of the policy's
 
 
 @dataclass
@@ -83,7 +85,7 @@ class _Loop:
         context = self._context(active)
         step = torch.zeros(count, dtype=torch.int64, device=x.device)
         with self.meter.stage("signal"):
-            memory = self.policy.init(View(step, state, _undefined))
+            memory = start_policy(self.policy, step, state, rows.thresholds)
         for k in range(1, self.max_steps + 1):
             with self.meter.stage("core"):
                 state = self.model.step(self.loop, state, x, context.at(self.loop, k))
@@ -135,6 +137,17 @@ class _Loop:
 
     def _index(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self.cache.device)
+
+
+def start_policy(policy: HaltingPolicy, step: Tensor, state: Tensor, thresholds: np.ndarray | None) -> State:
+    """The policy's state at s_0. thresholds: [R], NaN for the policy's own. Raises UserError when it has none to replace."""
+    memory = policy.init(View(step, state, _undefined))
+    if thresholds is not None and not np.isnan(thresholds).all():
+        if "threshold" not in memory:
+            raise UserError(f"a {type(policy).__name__} has no threshold to set per sequence: leave `thresholds` out")
+        own = torch.from_numpy(thresholds).to(memory["threshold"])
+        memory["threshold"] = torch.where(own.isnan(), memory["threshold"], own)
+    return memory
 
 
 def _undefined() -> Tensor:

@@ -101,7 +101,7 @@ class Features:
         """Consecutive comparisons that left the argmax as it was, [R] int64; -1 at k = 1, where there is none yet."""
         if not self.started:
             return torch.full_like(self.view.step, -1)
-        run = torch.where(self.argmax == self.before("argmax"), self.before("unchanged") + 1, 0)
+        run = torch.where(self.argmax == self.before("argmax"), self.before("unchanged").clamp(min=0) + 1, 0)
         return torch.where(self.view.step == 1, -1, run)
 
     @cached_property
