@@ -68,20 +68,25 @@ class Timing:
     device_samples_s: tuple[float, ...] = ()  # by the device's own events; NaN on a CPU
     sample_blocks: tuple[int, ...] = ()
     noisy: bool = False
+    prompt_s: float = 0.0  # of every sample, what is not the phase's own: the prompts of a decode run
 
     def seconds(self, confidence: float = 0.95) -> Interval:
-        """The median run; nothing unless the point is `ok`."""
-        return median(self.samples_s, confidence) if self.status == "ok" else Interval()
+        """The median run without its prompts; nothing unless the point is `ok`."""
+        if self.status != "ok":
+            return Interval()
+        whole = median(self.samples_s, confidence)
+        return Interval(whole.value - self.prompt_s, whole.lo - self.prompt_s, whole.hi - self.prompt_s)
 
     def columns(self) -> dict[str, object]:
         """Its part of a row of latency.parquet: milliseconds a token, NaN unless the point is `ok`."""
         seconds = self.seconds().value
-        p10, p90 = np.quantile(self.samples_s, (0.1, 0.9)) if self.status == "ok" else (math.nan, math.nan)
+        p10, p90 = np.quantile(self.samples_s, (0.1, 0.9)) - self.prompt_s if self.status == "ok" else (math.nan, math.nan)
         per_token = 1e3 / self.tokens if self.tokens else math.nan
         return {
             "samples_ms": [1e3 * sample for sample in self.samples_s],
             "device_samples_ms": [1e3 * sample for sample in self.device_samples_s],
             "sample_blocks": list(self.sample_blocks),
+            "prompt_ms": 1e3 * self.prompt_s,
             "tokens_per_run": self.tokens,
             "latency_ms_per_token": seconds * per_token,
             "p10": float(p10) * per_token,
