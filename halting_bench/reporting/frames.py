@@ -1,6 +1,6 @@
-"""Reading a run's frames: the cells of one (model, benchmark), the points that were chosen, and which policy did best.
+"""Reading a run's frames: the points of one (model, benchmark), what was chosen among them, and which policy did best.
 
-A cell's points are matched by (policy, threshold); over several seeds their figures are averaged.
+A point is a (seed, policy, threshold). Every seed chooses its own thresholds; what is shown is the mean over seeds.
 """
 
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ from halting_bench.store import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-POINT = ["policy", "threshold"]
+POINT = ["seed", "policy", "threshold"]
 ORACLES = ("oracle-loss", "oracle-saturation")
 
 
@@ -32,30 +32,36 @@ def of_pair(frame: "pd.DataFrame", model: str, benchmark: str) -> "pd.DataFrame"
     return frame if frame.empty else frame[(frame["model"] == model) & (frame["benchmark"] == benchmark)]
 
 
-def select(
-    points: "pd.DataFrame", split: str, *, subset: str = "all", evidence: str = "replayed", status: str = "ok"
-) -> "pd.DataFrame":
-    """The points of one split, subset and kind of evidence, one row a (policy, threshold): seeds are averaged."""
+def select(points: "pd.DataFrame", split: str, *, subset: str = "all", evidence: str = "replayed") -> "pd.DataFrame":
+    """The points that ran, of one split, subset and kind of evidence: one row a point."""
     chosen = points[
         (points["split"] == split)
         & (points["subset"] == subset)
         & (points["evidence"] == evidence)
-        & (points["status"] == status)
+        & (points["status"] == "ok")
     ]
-    figures = chosen.select_dtypes("number").columns.difference(POINT)
-    return chosen.groupby(POINT, dropna=False, sort=False)[list(figures)].mean().reset_index()
+    return chosen.drop_duplicates(POINT)
+
+
+def over_seeds(frame: "pd.DataFrame", by: list[str]) -> "pd.DataFrame":
+    """One row a group: numbers are averaged over its seeds, everything else is the first seed's."""
+    groups = frame.groupby(by, dropna=False, sort=False)
+    figures = list(frame.select_dtypes("number").columns.difference(by))
+    rest = list(frame.columns.difference([*by, *figures]))
+    return groups[figures].mean().join(groups[rest].first()).reset_index()
 
 
 def ranked(run: Run, model: str, benchmark: str) -> list[str]:
-    """The policies that reached equal quality, least mean depth on the *calibration* documents first.
+    """The policies that reached equal quality with every seed, least mean depth on the *calibration* documents first.
 
     The test documents have no say in which policy is called best, so its test figures are not flattered.
     """
     iso = of_pair(run.iso, model, benchmark)
-    iso = iso[(iso["status"] == "ok") & ~iso["policy"].map(is_control)]
+    everywhere = (iso["status"] == "ok").groupby(iso["policy"]).all()
+    iso = iso[iso["policy"].map(everywhere) & ~iso["policy"].map(is_control)]
     calibration = select(of_pair(run.points, model, benchmark), "calibration")[[*POINT, "mean_depth"]]
-    both = iso[POINT].merge(calibration, on=POINT, how="left").sort_values(["mean_depth", "policy"], kind="stable")
-    return both["policy"].tolist()
+    depth = iso[POINT].merge(calibration, on=POINT, how="left").groupby("policy")["mean_depth"].mean()
+    return depth.sort_index().sort_values(kind="stable").index.tolist()
 
 
 def executed_mode(points: "pd.DataFrame") -> str | None:
@@ -74,7 +80,7 @@ class Setting:
     device: str
 
     def rows(self, latency: "pd.DataFrame") -> "pd.DataFrame":
-        """Its rows: policy, threshold, latency with p10 and p90 as the interval, noisy."""
+        """Its rows: the point, its latency with p10 and p90 as the interval, and whether it is noisy."""
         same = latency[(latency[list(asdict(self))] == list(asdict(self).values())).all(axis=1)].drop_duplicates(POINT)
         chosen = same[[*POINT, "latency_ms_per_token", "p10", "p90", "noisy"]]
         return chosen.rename(columns={"p10": "latency_ms_per_token_lo", "p90": "latency_ms_per_token_hi"})
@@ -87,35 +93,31 @@ def usual_setting(latency: "pd.DataFrame") -> Setting | None:
     """The setting shown beside quality: the fewest batch rows, decoding before prefill, eager before graphed."""
     if latency.empty:
         return None
-    keys = (
-        latency[["batch_rows", "phase", "mode", "device"]]
-        .drop_duplicates()
-        .sort_values(["batch_rows", "phase", "mode", "device"])
-    )
-    return Setting(**keys.iloc[0].to_dict())
+    order = ["batch_rows", "phase", "mode", "device"]
+    return Setting(**latency[order].drop_duplicates().sort_values(order).iloc[0].to_dict())
 
 
 def problems(points: "pd.DataFrame") -> list[str]:
     """A line for each policy with cells that did not run: how many of how many, and why."""
-    cells = points[points["subset"] == "all"]
+    cells = points[(points["subset"] == "all") & (points["evidence"] == "replayed")]
     lines = []
     for (policy, status, error), group in cells[cells["status"] != "ok"].groupby(["policy", "status", "error"], sort=False):
         total = int((cells["policy"] == policy).sum())
-        reason = f": {error}" if error else ""
-        lines.append(f"{policy}: {len(group)} of {total} cells {status.replace('_', ' ')}{reason}")
+        count = f"{len(group)} of {total} cells " if total > len(group) else ""
+        lines.append(f"{policy}: {count}{status.replace('_', ' ')}{f': {error}' if error else ''}")
     return lines
 
 
 def chosen_points(run: Run, model: str, benchmark: str) -> "pd.DataFrame":
-    """The iso-quality rows with what the points know about them: rules by depth, then controls, then what did not run."""
+    """One row a policy: its iso-quality point and all that the points know of it, averaged over seeds.
+
+    Rules come first, by depth; then the controls; then what has no such point. Columns beyond those of `iso`:
+    random_quality, nonfinite_fraction, executed_* and latency where there are any, note, control, group.
+    """
     import pandas as pd
 
     points = of_pair(run.points, model, benchmark)
     frame = of_pair(run.iso, model, benchmark)
-    absent = points[(points["status"] != "ok") & ~points["policy"].isin(frame["policy"])]
-    # A cell that never ran has no threshold: one row a policy is enough, and the footnotes count the cells.
-    absent = absent.drop_duplicates("policy")[["policy", "status"]]
-    frame = pd.concat([frame, absent], ignore_index=True) if len(absent) else frame.reset_index(drop=True)
     test = select(points, "test")
     random = test[test["policy"].str.startswith("random@")].assign(policy=lambda f: f["policy"].str.removeprefix("random@"))
     random = random[[*POINT, "quality"]].rename(columns={"quality": "random_quality"})
@@ -125,13 +127,19 @@ def chosen_points(run: Run, model: str, benchmark: str) -> "pd.DataFrame":
     setting = usual_setting(timed)
     if setting:
         frame = frame.merge(setting.rows(timed), on=POINT, how="left")
-    frame["note"] = [note(row) for row in frame.to_dict("records")]
+    seeds = frame["seed"].nunique()
+    ok = frame[frame["status"] == "ok"]
+    reached = ok.groupby("policy").size()
+    others = frame[~frame["policy"].isin(ok["policy"])]
+    frame = pd.concat([over_seeds(part, ["policy"]) for part in (ok, others) if len(part)], ignore_index=True)
+    frame["note"] = [_note(row, int(reached.get(row["policy"], 0)), seeds) for row in frame.to_dict("records")]
     frame["control"] = frame["policy"].map(is_control)
     frame["group"] = (frame["status"] != "ok") * 2 + (frame["control"] & (frame["status"] == "ok"))
     return frame.sort_values(["group", "mean_depth", "policy"], kind="stable", ignore_index=True)
 
 
 def with_executed(frame: "pd.DataFrame", points: "pd.DataFrame") -> "pd.DataFrame":
+    """Adds executed depth and quality, and the gap to the replayed quality, where points were executed."""
     mode = executed_mode(points)
     if mode is None:
         return frame
@@ -142,11 +150,13 @@ def with_executed(frame: "pd.DataFrame", points: "pd.DataFrame") -> "pd.DataFram
     return frame.assign(executed_gap=frame["executed_quality"] - frame["quality"])
 
 
-def note(row: dict) -> str:
+def _note(row: dict, reached: int, seeds: int) -> str:
     """What a reader must not miss about a point."""
     notes = []
     if row["status"] != "ok":
         notes.append(row["status"].replace("_", " "))
+    elif reached < seeds:
+        notes.append(f"{reached} of {seeds} seeds")
     if row["never_fired_fraction"] == 1:
         notes.append("never fires")
     if row["nonfinite_fraction"] > 0:

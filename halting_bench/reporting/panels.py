@@ -117,8 +117,8 @@ def beside(figure: "Figure", grid: Any) -> "Axes":
 
 def legend_below(axes: "Axes") -> None:
     axes.legend(
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.25),
+        loc="upper left",
+        bbox_to_anchor=(-0.17, -0.25),
         ncols=2,
         borderaxespad=0,
         frameon=False,

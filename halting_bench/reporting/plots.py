@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halting_bench.reporting.frames import of_pair, pairs, ranked, select
+from halting_bench.reporting.frames import POINT, is_control, of_pair, over_seeds, pairs, ranked, select
 from halting_bench.reporting.panels import (
     Margin,
     beside,
@@ -63,16 +63,24 @@ def write_plots(run: Run, folder: Path) -> list[Path]:
 
 def quality_against_depth(run: Run, model: str, benchmark: str) -> "Figure":
     """Every rule's whole curve and its random control, uniform depth and the oracle; a star at the point of equal quality."""
+    import pandas as pd
+
+    points = select(of_pair(run.points, model, benchmark), "test")
+    rules = points[~points["policy"].map(is_control)]
     curves = _test_curves(run, model, benchmark)
-    look = looks(curves["policy"])
-    points = select(of_pair(run.points, model, benchmark), "test").sort_values("mean_depth")
-    iso = of_pair(run.iso, model, benchmark)
-    uniform, oracle = (points[points["policy"] == name] for name in ("fixed", "oracle-loss"))
+    # A rule without a score to sort has no curve: its grid is all that is known of it.
+    curves = pd.concat([curves, rules[~rules["policy"].isin(curves["policy"])]], ignore_index=True)
+    look = looks(rules["policy"])
+    iso = over_seeds(of_pair(run.iso, model, benchmark), ["policy", "status"])
+    uniform, oracle = (
+        over_seeds(points[points["policy"] == name], ["policy", "threshold"]).sort_values("mean_depth")
+        for name in ("fixed", "oracle-loss")
+    )
     figure, panels = panels_by_group(f"{model} on {benchmark}: quality against mean depth", look)
     for group, axes in panels.items():
         for policy, style in members(look, group):
-            random = points[points["policy"] == f"random@{policy}"]
-            axes.plot(random["mean_depth"], random["quality"], color=style.colour, **_RANDOM)
+            for _, random in points[points["policy"] == f"random@{policy}"].sort_values("mean_depth").groupby("seed"):
+                axes.plot(random["mean_depth"], random["quality"], color=style.colour, **_RANDOM)
             draw_policy(axes, curves[curves["policy"] == policy], "mean_depth", "quality", policy, style)
             chosen = iso[(iso["policy"] == policy) & (iso["status"] == "ok") & (iso["never_fired_fraction"] < 1)]
             axes.plot(chosen["mean_depth"], chosen["quality"], linestyle="", color=style.colour, **_STAR)
@@ -134,7 +142,8 @@ def exit_histograms(run: Run, model: str, benchmark: str) -> "Figure":
     exits = of_pair(run.exits, model, benchmark)
     iso = of_pair(run.iso, model, benchmark)
     names = ["oracle-loss", *ranked(run, model, benchmark)]
-    chosen = iso.set_index("policy")["threshold"].reindex(names).dropna().head(_HEAT_MAPS)
+    exits = exits.merge(iso.loc[(iso["status"] == "ok") & iso["policy"].isin(names), POINT], on=POINT)
+    chosen = [name for name in names if name in set(exits["policy"])][:_HEAT_MAPS]
     subsets = list(exits["subset"].drop_duplicates())
     last = int(of_pair(run.points, model, benchmark)["max_steps"].max())
     rows = -(-max(len(chosen), 1) // 3)
@@ -153,9 +162,8 @@ def exit_histograms(run: Run, model: str, benchmark: str) -> "Figure":
     families = [subset.partition(":")[0] for subset in subsets]
     borders = [i - 0.5 for i in range(1, len(families)) if families[i] != families[i - 1]]
     image = None
-    for axes, (policy, threshold) in zip(grid.flat, chosen.items(), strict=False):
-        own = exits[(exits["policy"] == policy) & (exits["threshold"] == threshold)].drop_duplicates(["subset", "step", "seed"])
-        counts = own.pivot_table(index="subset", columns="step", values="count", aggfunc="sum")
+    for axes, policy in zip(grid.flat, chosen, strict=False):
+        counts = exits[exits["policy"] == policy].pivot_table(index="subset", columns="step", values="count", aggfunc="sum")
         counts = counts.reindex(index=subsets, columns=range(1, last + 1)).fillna(0)
         share = counts.div(counts.sum(axis=1), axis=0)
         image = axes.imshow(

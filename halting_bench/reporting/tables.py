@@ -12,6 +12,7 @@ from halting_bench.reporting.frames import (
     executed_mode,
     is_control,
     of_pair,
+    over_seeds,
     pairs,
     problems,
     ranked,
@@ -63,15 +64,11 @@ def summary(run: Run, model: str) -> Table:
 
     rows = []
     for _, benchmark in (pair for pair in pairs(run) if pair[0] == model):
-        chosen = of_pair(run.iso, model, benchmark)
         best = ranked(run, model, benchmark)
+        chosen = chosen_points(run, model, benchmark)
         row = chosen[chosen["policy"] == best[0]].iloc[0].to_dict() if best else {"policy": "none"}
-        points = of_pair(run.points, model, benchmark)
-        metric, higher = points[["metric", "higher_is_better"]].iloc[0]
-        row |= {"benchmark": benchmark, "metric": metric_label(metric, higher)}
-        row["full_quality"] = points["quality_full_depth"][(points["split"] == "test") & (points["subset"] == "all")].mean()
-        row["verdict"] = _verdict(row) if best else None
-        rows.append(row)
+        row |= {"benchmark": benchmark, "metric": _metric(run, model, benchmark), "verdict": _verdict(row) if best else None}
+        rows.append(row | {"full_quality": chosen["full_quality"].max()})
     columns = (
         Column("benchmark", "benchmark"),
         Column("policy", "best policy"),
@@ -92,18 +89,13 @@ def summary(run: Run, model: str) -> Table:
     footnotes = (
         "Best policy: least mean depth (core steps a scored token) at the quality of full depth, the depth the model was "
         "trained around; chosen on calibration documents, shown on test documents with 95 % intervals over documents.",
-        "Saved vs uniform: against the least uniform depth of equal quality. Negative: a fixed depth would have done.",
+        "Saved vs uniform: against the least uniform depth that keeps that quality. Negative: a fixed depth would have done.",
         _gap_note(run.iso[run.iso["model"] == model]),
         f"{len(grid):,} distinct operating points of {len(rules)} policies and their controls on {len(rows)} benchmarks.",
     )
     several = run.points["model"].nunique() > 1
-    return table_of(
-        f"summary-{slug(model)}" if several else "summary",
-        f"{model}: the best halting policy on each benchmark",
-        columns,
-        frame,
-        footnotes,
-    )
+    name = f"summary-{slug(model)}" if several else "summary"
+    return table_of(name, f"{model}: the best halting policy on each benchmark", columns, frame, footnotes)
 
 
 def iso(run: Run, model: str, benchmark: str) -> Table:
@@ -118,7 +110,6 @@ def iso(run: Run, model: str, benchmark: str) -> Table:
         Column("mean_depth", "mean depth", Kind.DEPTH, best="min"),
         _SAVED_FULL,
         _SAVED_UNIFORM,
-        Column("uniform_depth", "equal uniform depth", Kind.DEPTH),
         _GAP_SHARE,
         Column("random_quality", "random exits", Kind.QUALITY),
         _NEVER,
@@ -126,26 +117,20 @@ def iso(run: Run, model: str, benchmark: str) -> Table:
         *(_EXECUTED if mode else ()),
         *([_LATENCY] if setting else ()),
     ]
-    known = frame[frame["status"] == "ok"]
-    full = (
-        f"{format_cell(known['full_quality'].iloc[0], Kind.QUALITY)} at depth {known['full_depth'].iloc[0]:g}"
-        if len(known)
-        else "unknown"
-    )
     footnotes = [
-        f"Full depth: {full}. Points: the least mean depth of equal quality on calibration documents, shown on test documents, "
-        "with 95 % intervals over documents; replayed.",
-        "Equal uniform depth: the least uniform depth of equal quality; saved vs uniform is against it. Random exits: the "
-        "quality of exits drawn at random from the policy's own depth histogram.",
+        f"{_full_depth(frame)} Points: the least mean depth of equal quality on calibration documents, shown on test "
+        "documents with 95 % intervals over documents; replayed.",
+        f"{_uniform_depth(frame)} Random exits: the quality of exits drawn at random from the policy's own depth histogram.",
         _gap_note(frame),
         "Never fired: tokens for which the rule would not have fired at the last step either.",
         *([f"Executed with K/V of exited tokens: {mode}."] if mode else ()),
         *([f"Latency: {setting.describe()}."] if setting else ()),
+        *(f"Unreached: {error}." for error in frame["error"][frame["status"] == "unreached"].unique()),
+        *_seeds(run, model, benchmark),
         *problems(of_pair(run.points, model, benchmark)),
     ]
-    return table_of(
-        f"iso-{_stem(model, benchmark)}", f"{model} on {benchmark}: equal quality, least depth", columns, frame, footnotes
-    )
+    title = f"{model} on {benchmark}: equal quality, least depth"
+    return table_of(f"iso-{_stem(model, benchmark)}", title, columns, frame, footnotes)
 
 
 def equal_depth(run: Run, model: str, benchmark: str) -> Table:
@@ -161,6 +146,7 @@ def equal_depth(run: Run, model: str, benchmark: str) -> Table:
     footnotes = (
         f"Quality advantage in {_metric(run, model, benchmark)} at equal mean depth, positive is better; paired by test "
         "document, 95 % intervals. Uniform: the uniform-depth curve, linear between whole depths.",
+        *_seeds(run, model, benchmark),
     )
     title = f"{model} on {benchmark}: quality at equal mean depth"
     return table_of(f"equal-depth-{_stem(model, benchmark)}", title, columns, frame, footnotes)
@@ -171,16 +157,19 @@ def front(run: Run, model: str, benchmark: str) -> Table:
     points = of_pair(run.points, model, benchmark)
     calibration = points[points["on_front"] & (points["split"] == "calibration") & (points["subset"] == "all")]
     # Thresholds of one policy that assign the same exits are one point; policies that tie all keep their name.
-    calibration = calibration.drop_duplicates(["policy", "mean_depth", "quality"]).sort_values(["mean_depth", "policy"])
-    keys = calibration[POINT].drop_duplicates()
-    frame = with_executed(keys.merge(select(points, "test"), on=POINT, how="left"), points)
+    calibration = calibration.drop_duplicates(["seed", "policy", "mean_depth", "quality"]).sort_values(
+        ["mean_depth", "policy", "seed"]
+    )
+    frame = with_executed(calibration[POINT].merge(select(points, "test"), on=POINT, how="left"), points)
     sign = 1 if points["higher_is_better"].iloc[0] else -1
     frame["advantage"] = sign * (frame["quality"] - frame["quality_full_depth"])
     frame["saving_full"] = 1 - frame["mean_depth"] / of_pair(run.iso, model, benchmark)["full_depth"].max()
     frame["control"] = frame["policy"].map(is_control)
+    several = frame["seed"].nunique() > 1
     columns = (
         _POLICY,
         _THRESHOLD,
+        *((Column("seed", "seed", Kind.COUNT),) if several else ()),
         _DEPTH,
         Column("quality", _metric(run, model, benchmark), Kind.QUALITY, interval=True),
         Column("advantage", "minus full depth", Kind.DELTA),
@@ -192,9 +181,8 @@ def front(run: Run, model: str, benchmark: str) -> Table:
         "Points that no other point dominates on calibration documents, shown on test documents; uniform depth takes part, "
         "oracles and random exits do not. Minus full depth: positive is better.",
     )
-    return table_of(
-        f"front-{_stem(model, benchmark)}", f"{model} on {benchmark}: Pareto front", columns, frame, footnotes, keys=2
-    )
+    title = f"{model} on {benchmark}: Pareto front"
+    return table_of(f"front-{_stem(model, benchmark)}", title, columns, frame, footnotes, keys=3 if several else 2)
 
 
 def levels(run: Run, model: str, benchmark: str) -> Table:
@@ -202,31 +190,30 @@ def levels(run: Run, model: str, benchmark: str) -> Table:
     import pandas as pd
 
     points = of_pair(run.points, model, benchmark)
-    chosen = of_pair(run.iso, model, benchmark)
-    chosen = chosen[chosen["status"] == "ok"]
-    full_depth = chosen["full_depth"].max()
-    names = [*ranked(run, model, benchmark)[:_TOP], "oracle-loss"]
-    keys = chosen.set_index("policy").reindex(names)["threshold"].rename_axis("policy").reset_index()
-    keys = pd.concat([pd.DataFrame({"policy": ["fixed"], "threshold": [full_depth]}), keys], ignore_index=True)
+    found = of_pair(run.iso, model, benchmark)
+    full_depth = found["full_depth"].max()
+    names = ["fixed", *ranked(run, model, benchmark)[:_TOP], "oracle-loss"]
+    keys = found.loc[(found["status"] == "ok") & found["policy"].isin(names), POINT]
+    keys.loc[keys["policy"] == "fixed", "threshold"] = full_depth
     parts = []
-    for subset in points["subset"].drop_duplicates():
-        if subset != "all":
-            parts.append(keys.merge(select(points, "test", subset=subset), on=POINT).assign(subset=subset, group=subset))
+    for subset in points["subset"][points["subset"] != "all"].drop_duplicates():
+        part = over_seeds(keys.merge(select(points, "test", subset=subset), on=POINT), ["policy"]).set_index("policy")
+        present = [name for name in names if name in part.index]
+        parts.append(part.loc[present].reset_index().assign(subset=subset, group=subset))
     frame = pd.concat(parts, ignore_index=True)
     columns = (
         Column("subset", "subset"),
         _POLICY,
         Column("quality", _metric(run, model, benchmark), Kind.QUALITY, interval=True),
         _DEPTH,
-        Column("saving_full", "saved vs full", Kind.PERCENT, "%"),
-        Column("n_tokens", "tokens", Kind.COUNT),
         _NEVER,
+        Column("n_tokens", "tokens", Kind.COUNT),
     )
-    frame["saving_full"] = 1 - frame["mean_depth"] / full_depth
     frame["control"] = frame["policy"].map(is_control)
     footnotes = (
         f"The {_TOP} policies of least depth at equal quality, between full depth (fixed) and the loss oracle; each at one "
         "threshold for all subsets. Test documents, 95 % intervals over documents.",
+        *_seeds(run, model, benchmark),
     )
     title = f"{model} on {benchmark}: by level and token class"
     return table_of(f"levels-{_stem(model, benchmark)}", title, columns, frame, footnotes, keys=2)
@@ -269,8 +256,29 @@ def _verdict(row: dict) -> str | None:
     return "tied" if row["delta_uniform"] == row["delta_uniform"] else None
 
 
+def _full_depth(frame: "pd.DataFrame") -> str:
+    """What full depth is and gives: the same in every row."""
+    return f"Full depth {frame['full_depth'].iloc[0]:g} gives {format_cell(frame['full_quality'].iloc[0], Kind.QUALITY)}."
+
+
+def _uniform_depth(frame: "pd.DataFrame") -> str:
+    depth = frame["uniform_depth"].iloc[0]
+    if depth != depth:
+        return "No uniform depth keeps the quality of full depth on calibration documents."
+    return (
+        f"Saved vs uniform: against depth {depth:g}, the least uniform depth that keeps that quality on calibration documents."
+    )
+
+
+def _seeds(run: Run, model: str, benchmark: str) -> list[str]:
+    count = of_pair(run.iso, model, benchmark)["seed"].nunique()
+    return (
+        [f"Means over {count} seeds, thresholds and interval ends too; each seed chose its own threshold."] if count > 1 else []
+    )
+
+
 def _gap_note(frame: "pd.DataFrame") -> str:
-    flattered = frame["gap_optimistic"].fillna(False).astype(bool).any() if "gap_optimistic" in frame else False
+    flattered = frame["gap_optimistic"].any()
     note = "Oracle gap closed: share of the distance from uniform depth to the loss oracle at equal mean depth."
     return note + (
         " The oracle is optimistic (it picks the least of noisy losses), so the share is too small." if flattered else ""

@@ -1,10 +1,10 @@
 """A small simulated run with everything a report must cope with: two benchmarks of opposite direction, rules that work,
-one that never fires, one that failed, one that does not apply, nonfinite rows, executed points and noisy latencies.
+one that reaches no equal quality, one without a curve, one that does not apply, a cell that failed, nonfinite rows,
+executed points and noisy latencies.
 
 Shapes: N tokens, R steps.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,8 +27,12 @@ BELOW = {
     "min-p-kl": 0.85,
     "entropy-diff": 0.7,
     "entropy": 0.9,
+    "entropy-and-kl": 0.88,
+    "fixed-point-inf": 0.5,
 }
+NO_CURVE, UNREACHED = "entropy-and-kl", "fixed-point-inf"
 ABOVE = {"max-prob": 0.9, "margin": 0.92}
+ENDS = {"": 0.0, "_lo": -0.01, "_hi": 0.01}
 BENCHMARKS = {"shell": ("accuracy", True), "docs": ("bits_per_byte", False)}
 
 
@@ -129,7 +133,7 @@ def simulate(benchmark: str, seed: int) -> dict[str, list[dict]]:
             record(policy, threshold)
             record(f"random@{policy}", threshold, "control")
         for split, documents in sim.splits.items():
-            for threshold in np.quantile(sim.scores[policy], np.linspace(0, 1, 120)):
+            for threshold in np.quantile(sim.scores[policy], np.linspace(0, 1, 120)) if policy != NO_CURVE else ():
                 figures = sim.figures(sim.exits(policy, threshold), documents)
                 own = {"policy": policy, "split": split, "threshold": threshold}
                 rows["curves"].append(where | own | {key: figures[key] for key in ("mean_depth", "quality")})
@@ -148,45 +152,41 @@ def simulate(benchmark: str, seed: int) -> dict[str, list[dict]]:
     for policy, grid in {**grids, "fixed": np.arange(1.0, STEPS + 1), "oracle-loss": np.array([0.0, 0.02, 0.1])}.items():
         choices = [(sim.figures(sim.exits(policy, t), sim.splits["calibration"]), t) for t in grid]
         good = [(f["mean_depth"], t) for f, t in choices if sign * (f["quality"] - full) >= -0.01]
-        depth, threshold = min(good) if good else max((f["mean_depth"], t) for f, t in choices)
+        given = where | {"policy": policy, "full_quality": uniform[FULL], "full_depth": float(FULL), "uniform_depth": 8.0}
+        given |= {"gap_optimistic": True}
+        if policy == UNREACHED:
+            rows["iso"].append(given | {"threshold": np.nan, "status": "unreached", "error": "no threshold is good enough"})
+            continue
+        _, threshold = min(good)
         exits = sim.exits(policy, threshold)
         f = sim.figures(exits, sim.splits["test"])
-        least = min((d for d, q in uniform.items() if sign * (q - f["quality"]) >= 0), default=np.nan)
         delta = sign * (f["quality"] - np.interp(f["mean_depth"], list(uniform), list(uniform.values())))
         own = {
             key: f[key]
             for key in ("quality", "quality_lo", "quality_hi", "mean_depth", "never_fired_fraction", "exhausted_fraction")
         }
         rows["iso"].append(
-            {"model": "huginn-tiny", "benchmark": benchmark, "policy": policy, "threshold": threshold, "metric": sim.metric}
+            given
             | own
             | {
-                "higher_is_better": sim.higher,
-                "full_quality": uniform[FULL],
-                "full_depth": float(FULL),
+                "threshold": threshold,
+                "status": "ok",
+                "error": "",
                 "saving_full": 1 - f["mean_depth"] / FULL,
-                "uniform_depth": least,
-                "saving_uniform": 1 - f["mean_depth"] / least,
-                "gap_share": np.nan if policy == "fixed" else delta / 0.05,
-                "gap_optimistic": policy == "oracle-loss",
-                "status": "ok" if good else "no_equal_quality",
-                **{
-                    f"delta_{of}{end}": delta + shift
-                    for of in ("uniform", "random")
-                    for end, shift in (("", 0), ("_lo", -0.01), ("_hi", 0.01))
-                },
+                "saving_uniform": 1 - f["mean_depth"] / 8,
+                "gap_share": np.nan if policy == "fixed" else delta,
+                **{f"delta_{of}{end}": delta + shift for of in ("uniform", "random") for end, shift in ENDS.items()},
             }
         )
         for subset, members in sim.subsets.items():
             count = np.bincount(exits[members], minlength=STEPS + 1)
             own = {"policy": policy, "threshold": threshold, "role": "iso", "subset": subset}
             rows["exits"] += [where | own | {"step": k, "count": int(count[k])} for k in range(1, STEPS + 1) if count[k]]
-    rows["points"].append(
-        base | {"policy": "gate-cdf", "split": "test", "status": "not_applicable", "error": "this model has no halting gate"}
-    )
-    rows["points"].append(
-        base | {"policy": "latent-diff", "split": "test", "status": "failed", "error": "100 % | of_rows {broke}"}
-    )
+    reason = {"policy": "gate-cdf", "status": "not_applicable", "error": "this model has no halting gate"}
+    rows["points"].append(base | reason | {"split": "test"})
+    rows["iso"].append(given | reason | {"threshold": np.nan})
+    broken = {"policy": "latent-diff", "split": "test", "status": "failed", "error": "100 % | of_rows {broke}"}
+    rows["points"].append(base | broken)
     return rows
 
 
@@ -201,10 +201,9 @@ def run() -> Run:
         True
     )
     empty = pd.DataFrame()
-    manifest = json.loads('{"schema_version": 1}')
     return Run(
         Path("results/demo"),
-        manifest,
+        {"schema_version": 1},
         points,
         empty,
         frames["curves"],
@@ -219,7 +218,7 @@ def run() -> Run:
 def executed_run(run: Run) -> Run:
     """The same run after its chosen points were executed and timed."""
     chosen = run.iso[run.iso["status"] == "ok"]
-    keys = ["model", "benchmark", "policy", "threshold"]
+    keys = ["model", "benchmark", "seed", "policy", "threshold"]
     rows = run.points[(run.points["split"] == "test") & (run.points["subset"] == "all")].merge(chosen[keys], on=keys)
     rows = rows.assign(
         evidence="executed", kv_mode="latest", quality=rows["quality"] * 0.998, mean_depth=rows["mean_depth"] + 0.03
