@@ -53,6 +53,7 @@ class ModelSpec:
     causal: bool = True
     fixed_recurrence: bool = False  # more loops than mean_recurrence are not defined
     has_gate: bool = False  # `gate` gives the model's own halting probability
+    dense_only: bool = False  # positions mix outside attention too: rows can be neither packed nor cached
 
 
 class RecurrentModel(nn.Module, ABC):

@@ -4,16 +4,30 @@ from pathlib import Path
 
 import torch
 
+from halting_bench.architectures.albert import Albert
 from halting_bench.architectures.base import RecurrentModel
 from halting_bench.architectures.config import read_config
+from halting_bench.architectures.dory import Dory
+from halting_bench.architectures.hrm_text import HrmText
 from halting_bench.architectures.huginn import Huginn
+from halting_bench.architectures.inkling2_loop import Inkling2Loop, Inkling2LoopMultimodal
 from halting_bench.architectures.nanbeige import Nanbeige
 from halting_bench.architectures.ouro import Ouro
+from halting_bench.architectures.transformers_backed import TransformersModel, load_backed
 from halting_bench.architectures.weights import Checkpoint, fill
 from halting_bench.errors import UserError, unknown_name
 
 FAMILIES: dict[str, type[RecurrentModel]] = {"huginn_raven": Huginn, "ouro": Ouro, "nanbeige": Nanbeige}
 """model_type of config.json -> class. Each is built from the parsed config and loads the public tensor names."""
+
+BACKED_FAMILIES: dict[str, type[TransformersModel]] = {
+    "albert": Albert,
+    "dory": Dory,
+    "hrm_text": HrmText,
+    "inkling2_loop": Inkling2LoopMultimodal,
+    "inkling2_loop_text": Inkling2Loop,
+}
+"""model_type -> class, for families whose layers come from the optional `transformers`."""
 
 
 def load_model(folder: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> RecurrentModel:
@@ -32,9 +46,12 @@ def load_model(folder: Path, *, dtype: torch.dtype = torch.float32, device: str 
     """
     config = read_config(folder)
     family = config.get("model_type")
-    if family not in FAMILIES:
-        raise unknown_name("model_type", str(family), FAMILIES)
+    if family not in FAMILIES and family not in BACKED_FAMILIES:
+        raise unknown_name("model_type", str(family), (*FAMILIES, *BACKED_FAMILIES))
     checkpoint = Checkpoint(folder)
+    if family in BACKED_FAMILIES:
+        backed = load_backed(BACKED_FAMILIES[family], folder, config, dtype, device)
+        return backed.eval().requires_grad_(False)
     try:
         with torch.device("meta"):
             model = FAMILIES[family].build(config, checkpoint.file_of)
