@@ -126,7 +126,7 @@ class SlotEngine:
             verdict, memory = self.policy.step(view, memory)
             self.meter.evaluations += len(which)
         self.state, self.steps = self._put(self.state, some, state), self._put(self.steps, some, steps)
-        self.memory = memory if some is None else {k: self._put(self.memory[k], some, v) for k, v in memory.items()}
+        self._remember(some, memory)
         halt, finite = torch.stack((verdict.halt, finite_rows(state))).cpu().numpy()
         out = np.flatnonzero(halt | ~finite | (host_steps >= self.plan.max_steps))
         if len(out) == 0:
@@ -262,7 +262,16 @@ class SlotEngine:
         self.x, self.state, self.steps = (
             self._put(old, some, new) for old, new in ((self.x, x), (self.state, state), (self.steps, steps))
         )
-        self.memory = memory if some is None else {k: self._put(self.memory[k], some, v) for k, v in memory.items()}
+        self._remember(some, memory)
+
+    def _remember(self, some: Tensor | None, memory: State) -> None:
+        """Puts some rows' policy state in its place. What is not defined at s_0 may be one NaN wide there."""
+        if some is None:
+            self.memory = memory
+            return
+        for name, new in memory.items():
+            old = self.memory[name]
+            self.memory[name] = self._put(old, some, new.expand(len(new), *old.shape[1:]))
 
     def _context(self, rows: np.ndarray, some: Tensor | None) -> SlotContext:
         """The attention context of some rows; `some` is their index, None when they are all."""
