@@ -56,7 +56,8 @@ def figure_of(
 
 
 def groups_of(look: dict[str, Look]) -> list[str]:
-    return list(dict.fromkeys(style.group for style in look.values()))
+    """The groups that have a panel; without any rule there is one for what is drawn in every panel."""
+    return list(dict.fromkeys(style.group for style in look.values())) or ["no rules"]
 
 
 def members(look: dict[str, Look], group: str) -> list[tuple[str, Look]]:
@@ -72,8 +73,8 @@ def panels_by_group(title: str, look: dict[str, Look], *, sharey: bool = True) -
         -(-len(groups) // 2),
         2,
         panel=1.45,
-        between=(0.55, 0.6 + _LINE * max(lines, default=0)),
-        margin=Margin(left=0.5, right=0.1, top=0.45, bottom=0.6 + _LINE * max(lines[(len(groups) - 1) // 2 * 2 :], default=0)),
+        between=(0.55, 0.6 + _LINE * max(lines)),
+        margin=Margin(left=0.5, right=0.1, top=0.45, bottom=0.6 + _LINE * max(lines[(len(groups) - 1) // 2 * 2 :])),
         sharex=True,
         sharey=sharey,
     )
@@ -116,7 +117,11 @@ def beside(figure: "Figure", grid: Any) -> "Axes":
 
 
 def legend_below(axes: "Axes") -> None:
+    """The policies of a panel, below it."""
+    handles, labels = axes.get_legend_handles_labels()
     axes.legend(
+        handles,
+        labels,
         loc="upper left",
         bbox_to_anchor=(-0.17, -0.25),
         ncols=2,

@@ -129,7 +129,7 @@ def against_threshold(run: Run, model: str, benchmark: str) -> "Figure":
             axes.set(xscale="log", ylabel=label)
             axes.minorticks_off()
         row[0].set_title(group)
-        row[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+        row[1].legend(*row[1].get_legend_handles_labels(), loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     for axes in grid[-1]:
         axes.set_xlabel("threshold")
     return figure
@@ -153,9 +153,9 @@ def exit_histograms(run: Run, model: str, benchmark: str) -> "Figure":
         f"{model} on {benchmark}: exits ({shown})",
         rows,
         3,
-        panel=0.14 * len(subsets),
+        panel=0.14 * max(len(subsets), 1),
         between=(0.12, 0.35),
-        margin=Margin(left=0.2 + 0.047 * max(map(len, labels)), right=0.75, top=0.45, bottom=0.6),
+        margin=Margin(left=0.2 + 0.047 * max(map(len, labels), default=0), right=0.75, top=0.45, bottom=0.6),
         sharex=True,
         sharey=True,
     )
