@@ -257,7 +257,7 @@ class SweepConfig(Strict):
     benchmarks: tuple[str, ...] | None = None  # none: those that each model's card names
     policies: tuple[str, ...] | None = None  # none: every recipe that is built in or plugged in
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
-    limit: Literal["all"] | Annotated[int, Field(ge=2)] = 192  # documents a benchmark
+    limit: Literal["default", "all"] | Annotated[int, Field(ge=2)] = "default"  # documents; default: each benchmark's own sample
     max_steps: Annotated[int, Field(ge=2)] | None = None  # none: four times the trained mean (or the loops there are)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"

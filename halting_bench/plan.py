@@ -5,7 +5,9 @@ from pathlib import Path
 
 from halting_bench.architectures.base import ModelSpec
 from halting_bench.catalog import PolicyRecipe, RuleSpec, load_policy_class
-from halting_bench.engine.replay import Rule
+from halting_bench.engine.controls import combined_exits, opaque_exits
+from halting_bench.engine.points import ExitSource
+from halting_bench.engine.replay import Combination, Rule
 from halting_bench.errors import UserError, unknown_name
 from halting_bench.halting.policies import AllOf, AnyOf, ThresholdPolicy
 from halting_bench.halting.policy import HaltingPolicy
@@ -14,14 +16,27 @@ from halting_bench.halting.signals import SIGNALS
 
 @dataclass(frozen=True)
 class PolicyPlan:
-    """One recipe, resolved. Exactly one of `rule` and `opaque` is set."""
+    """One recipe, resolved. Exactly one of `rule`, `combination` and `opaque` is set."""
 
     recipe: PolicyRecipe
     rule: Rule | None
+    combination: Combination | None
     opaque: tuple[tuple[float, HaltingPolicy], ...]
     needs_logits: bool
     signal_flops: float
     not_applicable: str  # why not, or ""
+
+    def rules(self) -> tuple[Rule, ...]:
+        """The threshold rules whose scores its replay reads."""
+        if self.combination:
+            return self.combination.rules
+        return (self.rule,) if self.rule else ()
+
+    def exits(self, thresholds: list[float]) -> ExitSource:
+        """Where the rows of each threshold stop, for a policy that is not one threshold rule."""
+        if self.combination:
+            return combined_exits(self.combination, thresholds)
+        return opaque_exits([self.key(threshold) for threshold in thresholds])
 
     def key(self, threshold: float) -> str:
         """Names an opaque instance in a trace."""
@@ -30,7 +45,11 @@ class PolicyPlan:
 
 def plan_policy(recipe: PolicyRecipe, spec: ModelSpec, max_steps: int) -> PolicyPlan:
     """Resolves a recipe against a model. Raises UserError for an unknown signal or a threshold that cannot be."""
-    specs = [RuleSpec(signal=recipe.signal, hits=recipe.hits)] if recipe.signal else [*recipe.any_of, *recipe.all_of]
+    specs = (
+        [RuleSpec(signal=recipe.signal, hits=recipe.hits, min_steps=recipe.min_steps, every=recipe.every)]
+        if recipe.signal
+        else [*recipe.any_of, *recipe.all_of]
+    )
     for rule in specs:
         if rule.signal not in SIGNALS:
             raise unknown_name(f"signal in policy '{recipe.name}'", rule.signal, SIGNALS)
@@ -45,10 +64,11 @@ def plan_policy(recipe: PolicyRecipe, spec: ModelSpec, max_steps: int) -> Policy
         reason = "the model has no halting gate"
     elif first >= max_steps:
         reason = f"it can fire at step {first} at the earliest, and the model runs {max_steps}"
-    opaque = () if recipe.signal else tuple((t, build_policy(recipe, t)) for t in recipe.grid.absolute)
+    opaque = tuple((t, build_policy(recipe, t)) for t in recipe.grid.absolute) if recipe.python else ()
     return PolicyPlan(
         recipe=recipe,
-        rule=_rule(recipe) if recipe.signal else None,
+        rule=_rule(specs[0], recipe) if recipe.signal else None,
+        combination=_combination(recipe) if recipe.any_of or recipe.all_of else None,
         opaque=opaque,
         needs_logits=any(signal.needs_logits for signal in signals) if signals else True,
         signal_flops=float(sum(signal.flops(spec.width, spec.vocab_size) for signal in signals)),
@@ -56,9 +76,14 @@ def plan_policy(recipe: PolicyRecipe, spec: ModelSpec, max_steps: int) -> Policy
     )
 
 
-def _rule(recipe: PolicyRecipe) -> Rule:
-    signal = SIGNALS[str(recipe.signal)]
-    return Rule(str(recipe.signal), signal.fires, signal.closed, recipe.hits, recipe.min_steps, recipe.every)
+def _rule(spec: RuleSpec, recipe: PolicyRecipe) -> Rule:
+    signal = SIGNALS[spec.signal]
+    return Rule(spec.signal, signal.fires, signal.closed, spec.hits, max(spec.min_steps, recipe.min_steps), spec.every)
+
+
+def _combination(recipe: PolicyRecipe) -> Combination:
+    specs = recipe.any_of or recipe.all_of
+    return Combination(tuple(_rule(s, recipe) for s in specs), tuple(s.threshold for s in specs), bool(recipe.all_of))
 
 
 def build_policy(recipe: PolicyRecipe, threshold: float) -> HaltingPolicy:
@@ -89,7 +114,8 @@ def _user_policy(recipe: PolicyRecipe, threshold: float) -> HaltingPolicy:
 
 def trace_signals(plans: list[PolicyPlan]) -> tuple[str, ...]:
     """The signals that a trace must record for these policies."""
-    return tuple(sorted({plan.rule.signal for plan in plans if plan.rule and not plan.not_applicable}))
+    rules = [rule for plan in plans if not plan.not_applicable for rule in plan.rules()]
+    return tuple(sorted({rule.signal for rule in rules}))
 
 
 def split_size(documents: int, fraction: float) -> int:

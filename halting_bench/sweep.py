@@ -4,7 +4,6 @@ Traces each (model, benchmark, seed) once, replays every policy from the trace, 
 already on disk is kept, so the same command resumes.
 """
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from halting_bench.architectures.base import RecurrentModel
 from halting_bench.architectures.load import load_model, read_config
 from halting_bench.benchmarks.base import Benchmark
 from halting_bench.details import Selected, convergence_frame, decile_edges, document_rows, histogram_frame, subset_families, subset_rows
-from halting_bench.engine.controls import fixed_exits, opaque_exits, oracle_exits, saturation_exits
+from halting_bench.engine.controls import fixed_exits, oracle_exits, saturation_exits
 from halting_bench.engine.points import ExitSource, TracedUnit
 from halting_bench.engine.replay import running_extremum, signed_threshold, tally_exits, tally_thresholds
 from halting_bench.errors import UserError
@@ -81,6 +80,7 @@ class Plan:
                     "model": job.model_name,
                     "benchmark": job.benchmark.name,
                     "documents": len(job.units[0].documents),
+                    "sequences_each": job.units[0].sequences_each,
                     "max_steps": job.units[0].max_steps,
                     "full_depth": job.units[0].mean_recurrence,
                     "seeds": [unit.seed for unit in job.units],
@@ -142,10 +142,11 @@ def _plan_job(
     if max_steps < spec.mean_recurrence:
         raise UserError(f"max_steps {max_steps} is below the trained depth {spec.mean_recurrence} of '{model_name}': give at least that")
     plans = tuple(plan_policy(recipe, spec, max_steps) for recipe in recipes)
-    limit = None if config.limit == "all" else config.limit
+    sample = benchmark.default_sample
+    limit, each = (sample.documents, sample.sequences) if config.limit == "default" else (config.limit, None)
     units = []
     for seed in config.seeds:
-        documents = tuple(benchmark.sample(limit, config.seeds[0]))
+        documents = tuple(benchmark.sample(None if limit == "all" else limit, config.seeds[0]))
         if len(documents) < 2:
             raise UserError(f"benchmark '{benchmark.name}' has {len(documents)} document: two are needed, to calibrate and to test")
         key = f"{model_name}/{_slug(benchmark.name)}/{seed}"
@@ -156,6 +157,7 @@ def _plan_job(
                 benchmark_name=benchmark.name,
                 seed=seed,
                 documents=documents,
+                sequences_each=each,
                 calibration_fraction=config.calibration_fraction,
                 max_steps=max_steps,
                 mean_recurrence=spec.mean_recurrence,
@@ -335,8 +337,8 @@ def _selected(unit: Unit, traced: TracedUnit, chooser: TracedUnit | None, rows: 
             plan = plans[name]
             step = traced.watched_step(plan.needs_logits, plan.signal_flops)
             if plan.rule is None:
-                keys = [plan.key(threshold) for threshold in thresholds.tolist()]
-                yield Selected(name, thresholds, _by_exits(opaque_exits(keys), np.arange(len(keys)), documents), step)
+                source = plan.exits(thresholds.tolist())
+                yield Selected(name, thresholds, _by_exits(source, np.arange(len(thresholds)), documents), step)
             else:
                 yield _by_threshold(plan, thresholds, traced, documents, step)
 
@@ -450,6 +452,3 @@ def write_bytes_csv(run: RunDirectory, points: "pd.DataFrame") -> None:
     write_bytes(run.part("points.csv"), points.to_csv(index=False).encode())
 
 
-def thread_count() -> int:
-    """Threads that torch may use: what the user set, else the cores there are."""
-    return int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halting_bench.architectures.base import RecurrentModel
-from halting_bench.benchmarks.base import Benchmark
-from halting_bench.engine.controls import ORACLE_PRICES, fixed_exits, opaque_exits, oracle_exits, saturation_exits
+from halting_bench.benchmarks.base import Benchmark, Sequence
+from halting_bench.engine.controls import ORACLE_PRICES, fixed_exits, oracle_exits, saturation_exits
 from halting_bench.engine.points import (
     ExitSource,
     RowCost,
@@ -45,6 +45,7 @@ class Unit:
     benchmark_name: str
     seed: int
     documents: tuple[int, ...]
+    sequences_each: int | None  # how many of a document's sequences are drawn; None: all
     calibration_fraction: float
     max_steps: int
     mean_recurrence: int
@@ -54,6 +55,13 @@ class Unit:
 
     def shard_count(self) -> int:
         return -(-len(self.documents) // self.shard_documents)
+
+    def draw(self, sequences: list[Sequence]) -> list[Sequence]:
+        """The sequences of one document that this sample uses: a draw that depends on the document alone."""
+        if self.sequences_each is None or len(sequences) <= self.sequences_each:
+            return sequences
+        chosen = np.random.default_rng([0x7365, sequences[0].uid]).choice(len(sequences), self.sequences_each, replace=False)
+        return [sequences[index] for index in sorted(chosen.tolist())]
 
     def calibration(self) -> int:
         return split_size(len(self.documents), self.calibration_fraction)
@@ -67,7 +75,7 @@ def trace_unit(run: RunDirectory, unit: Unit, model: RecurrentModel, benchmark: 
         path = shard_path(run.part("trace", unit.key), index)
         if not path.exists():
             chosen = unit.documents[index * unit.shard_documents : (index + 1) * unit.shard_documents]
-            sequences = [sequence for document in chosen for sequence in benchmark.sequences(document)]
+            sequences = [sequence for document in chosen for sequence in unit.draw(benchmark.sequences(document))]
             write_arrays(path, trace(model, sequences, plan))
         advance()
 
@@ -146,7 +154,7 @@ def _policy_cell(run: RunDirectory, unit: Unit, traced: TracedUnit, plan: Policy
         return pd.DataFrame([blank_row(plan.recipe.name, "not_applicable", plan.not_applicable)])
     every_step = traced.watched_step(plan.needs_logits, plan.signal_flops)
     points, tallies = (
-        _replay_rule(run, unit, traced, plan, every_step) if plan.rule else _replay_opaque(traced, plan, every_step)
+        _replay_rule(run, unit, traced, plan, every_step) if plan.rule else _replay_grid(traced, plan, every_step)
     )
     return pd.concat([point_rows(traced, points, tallies), random_rows(traced, points, tallies)], ignore_index=True)
 
@@ -171,9 +179,9 @@ def _replay_rule(
     return _points(plan, thresholds), replay_thresholds(traced, rule, bounds, every_step)
 
 
-def _replay_opaque(traced: TracedUnit, plan: PolicyPlan, every_step: tuple[float, float]) -> tuple[Points, Tallies]:
-    thresholds = np.array([threshold for threshold, _ in plan.opaque])
-    tallies = replay_exits(traced, opaque_exits([plan.key(t) for t in thresholds.tolist()]), every_step)
+def _replay_grid(traced: TracedUnit, plan: PolicyPlan, every_step: tuple[float, float]) -> tuple[Points, Tallies]:
+    thresholds = np.array(plan.recipe.grid.absolute)
+    tallies = replay_exits(traced, plan.exits(thresholds.tolist()), every_step)
     return _points(plan, thresholds), tallies
 
 

@@ -25,11 +25,20 @@ class Sequence:
     codes: dict[str, np.ndarray] = field(default_factory=dict)  # subset family -> int16 [T], index into its names, -1: none
 
 
+@dataclass(frozen=True)
+class Sample:
+    """How much of a benchmark a sweep uses unless told otherwise: documents, and sequences drawn of each (None: all)."""
+
+    documents: int
+    sequences: int | None
+
+
 class Benchmark(ABC):
     """A source of documents. It never calls the engine."""
 
     name: str
     metric: Metric
+    default_sample: Sample = Sample(256, None)
     subset_names: dict[str, tuple[str, ...]]  # subset family (level, class, position) -> names of its codes
 
     @abstractmethod

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from halting_bench.benchmarks.base import NOT_SCORED, Benchmark, Sequence
+from halting_bench.benchmarks.base import NOT_SCORED, Benchmark, Sample, Sequence
 from halting_bench.benchmarks.classes import CLASS_NAMES, class_codes
 from halting_bench.errors import UserError
 from halting_bench.records import Metric
@@ -52,6 +52,7 @@ class TextBenchmark(Benchmark):
     """Bits per byte of a list of documents."""
 
     metric = Metric.BITS_PER_BYTE
+    default_sample = Sample(128, 1)
     subset_names = {"class": CLASS_NAMES, "position": POSITION_NAMES}  # noqa: RUF012 - declared by Benchmark
 
     def __init__(

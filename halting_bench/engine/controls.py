@@ -6,6 +6,7 @@ Shapes: N rows, R steps, G points, M documents.
 import numpy as np
 
 from halting_bench.engine.points import ExitSource, TracedUnit
+from halting_bench.engine.replay import Combination
 from halting_bench.store import Arrays
 
 ORACLE_PRICES = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -48,6 +49,15 @@ def opaque_exits(keys: list[str]) -> ExitSource:
 
     def exits(number: int, shard: Arrays) -> np.ndarray:
         return np.stack([shard[f"exit/{key}"].astype(np.int64) for key in keys])
+
+    return exits
+
+
+def combined_exits(combination: Combination, thresholds: list[float]) -> ExitSource:
+    """Exits of several rules together, from their recorded scores."""
+
+    def exits(number: int, shard: Arrays) -> np.ndarray:
+        return np.stack([combination.exits(lambda signal: shard[f"score/{signal}"], threshold) for threshold in thresholds])
 
     return exits
 

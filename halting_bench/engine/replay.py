@@ -12,6 +12,7 @@ sorting it instead gives the exact curve over all of them. Imports no torch.
 Shapes: N rows, R = max_steps, G thresholds, M documents.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -184,6 +185,37 @@ def row_tokens(rows: np.ndarray, steps: int) -> np.ndarray:
         )
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         return x ^ (x >> np.uint64(27))
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Several rules at one row and step. A threshold of None is the grid's."""
+
+    rules: tuple[Rule, ...]
+    thresholds: tuple[float | None, ...]
+    every_rule: bool  # True: all must say so at once; False: any one
+
+    def exits(self, scores: Callable[[str], np.ndarray], threshold: float) -> np.ndarray:
+        """The step at which each row would stop, [N]; R + 1 for never. scores(signal) gives [N, R]."""
+        halts = [
+            halting_steps(scores(rule.signal), rule, threshold if own is None else own)
+            for rule, own in zip(self.rules, self.thresholds, strict=True)
+        ]
+        fired = np.logical_and.reduce(halts) if self.every_rule else np.logical_or.reduce(halts)
+        return np.where(fired.any(axis=1), fired.argmax(axis=1) + 1, fired.shape[1] + 1)
+
+
+def halting_steps(scores: np.ndarray, rule: Rule, threshold: float) -> np.ndarray:
+    """Whether the rule says stop at each step, as if it had not stopped before, bool [N, R]."""
+    signed = scores if rule.fires == "below" else -scores
+    hit = signed < signed_threshold(np.array([threshold]), rule, scores.dtype)[0]
+    halts = np.zeros_like(hit)
+    run = np.zeros(len(hit), np.int64)
+    for step in range(rule.every, hit.shape[1] + 1, rule.every):
+        run = np.where(hit[:, step - 1], run + 1, 0)
+        if step >= rule.min_steps:
+            halts[:, step - 1] = run >= rule.hits
+    return halts
 
 
 def exits_at(extremum: np.ndarray, bound: float) -> np.ndarray:
