@@ -132,6 +132,11 @@ class KvCache:
         self.hidden[slot, position] = True
         self.any_hidden = True
 
+    def clear(self, slot: int) -> None:
+        """Leaves nothing non-finite behind in a slot: a masked NaN still spoils a sum."""
+        for kv in self._layers.values():
+            kv[:, slot] = 0
+
     def release(self, slot: int) -> None:
         """Forgets what was hidden in a slot, before another sequence takes it."""
         if self.any_hidden:

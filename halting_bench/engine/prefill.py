@@ -74,19 +74,15 @@ def run_prompts(model: RecurrentModel, policy: HaltingPolicy, tables: Tables, pr
         exits = run_rounds(model, decide, tables.cache, rows, max_steps=plan.max_steps, meter=meter)
         for progress in group:
             if progress.slot in exits.broken:
-                _break(progress, plan.prefill)
+                tables.cache.clear(progress.slot)
+                progress.request = progress.request.as_prompt(0)
+                progress.stopped = "" if plan.prefill == "adaptive" else "nonfinite"
         _commit(model, tables, rows, exits, group, meter)
-
-
-def _break(progress: Progress, prefill: str) -> None:
-    progress.request = progress.request.as_prompt(0)
-    if prefill != "adaptive":
-        progress.stopped = "nonfinite"
 
 
 def _commit(model: RecurrentModel, tables: Tables, rows: Rows, exits: Exits, group: list[Progress], meter: Meter) -> None:
     sound = [p for p in group if p.slot not in exits.broken]
-    per_pass = max(1, READOUT_ELEMENTS // (model.spec.vocab_size * max((p.request.prefill for p in group), default=1)))
+    per_pass = max(1, READOUT_ELEMENTS // (model.spec.vocab_size * max((p.request.prefill for p in sound), default=1)))
     for first in range(0, len(sound), per_pass):
         some = sound[first : first + per_pass]
         chosen = np.flatnonzero(np.isin(rows.slots, [p.slot for p in some]))
