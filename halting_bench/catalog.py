@@ -222,7 +222,8 @@ def find_model(name: str) -> tuple[Path, Card]:
     elif Path(name).is_dir():
         folder = Path(name)
     else:
-        raise unknown_name("model", name, [*model_names(), "or a folder with config.json and model.safetensors"])
+        error = unknown_name("model", name, model_names())
+        raise UserError(f"{error}; or give a folder with config.json and model.safetensors")
     card_file = folder / "card.yaml"
     if not card_file.exists():
         return folder, Card(name=folder.resolve().name, summary="a model of the user's")
@@ -233,7 +234,15 @@ def find_model(name: str) -> tuple[Path, Card]:
     return folder, card
 
 
-BENCHMARK_NAMES = ("shell", "s3", "hop", "add", "docs")
+BENCHMARKS = {
+    "shell": "a ball under five cups, where is it after each swap (procedural, by number of swaps)",
+    "s3": "running product in the group of permutations of three things (procedural, by number of factors)",
+    "hop": "value of a variable defined through others (procedural, by depth of the definition)",
+    "add": "digits of a sum, least significant first (procedural, by carry chain)",
+    "docs": "bits per byte on the English task pages inside the installed lm-eval",
+    "text:PATH": "bits per byte on a UTF-8 file or folder of your own",
+}
+"""Built-in benchmarks and what they ask."""
 
 
 def find_benchmark(name: str) -> Benchmark:
@@ -250,6 +259,12 @@ def find_benchmark(name: str) -> Benchmark:
     raise unknown_name("benchmark", name, [*TASKS, "docs", "text:PATH"])
 
 
+def _limit(value: str | int) -> str | int:
+    if isinstance(value, bool) or (isinstance(value, int) and value < 2) or (isinstance(value, str) and value not in ("default", "all")):
+        raise ValueError("must be a number of documents (2 or more: some calibrate, some test), 'all' or 'default'")
+    return value
+
+
 class SweepConfig(Strict):
     """Everything a sweep can be told. Every leaf can be set with `--set a.b=c`."""
 
@@ -257,7 +272,7 @@ class SweepConfig(Strict):
     benchmarks: tuple[str, ...] | None = None  # none: those that each model's card names
     policies: tuple[str, ...] | None = None  # none: every recipe that is built in or plugged in
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
-    limit: Literal["default", "all"] | Annotated[int, Field(ge=2)] = "default"  # documents; default: each benchmark's own sample
+    limit: Annotated[str | int, AfterValidator(_limit)] = "default"  # documents; default: each benchmark's own sample
     max_steps: Annotated[int, Field(ge=2)] | None = None  # none: four times the trained mean (or the loops there are)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"

@@ -44,20 +44,14 @@ class PolicyPlan:
 
 
 def plan_policy(recipe: PolicyRecipe, spec: ModelSpec, max_steps: int) -> PolicyPlan:
-    """Resolves a recipe against a model. Raises UserError for an unknown signal or a threshold that cannot be."""
+    """Resolves a recipe against a model. Raises UserError as `check_signals` does."""
+    check_signals(recipe)
     specs = (
         [RuleSpec(signal=recipe.signal, hits=recipe.hits, min_steps=recipe.min_steps, every=recipe.every)]
         if recipe.signal
         else [*recipe.any_of, *recipe.all_of]
     )
-    for rule in specs:
-        if rule.signal not in SIGNALS:
-            raise unknown_name(f"signal in policy '{recipe.name}'", rule.signal, SIGNALS)
     signals = [SIGNALS[rule.signal] for rule in specs]
-    if signals:
-        for value in (*recipe.grid.absolute, *(rule.threshold for rule in specs if rule.threshold is not None)):
-            if value < 0:
-                raise UserError(f"policy '{recipe.name}': threshold {value} is negative, but its scores never are: give one above 0")
     first = max((signal.first + rule.hits - 1 for signal, rule in zip(signals, specs, strict=True)), default=1)
     reason = ""
     if any(signal.needs_gate for signal in signals) and not spec.has_gate:
@@ -74,6 +68,19 @@ def plan_policy(recipe: PolicyRecipe, spec: ModelSpec, max_steps: int) -> Policy
         signal_flops=float(sum(signal.flops(spec.width, spec.vocab_size) for signal in signals)),
         not_applicable=reason,
     )
+
+
+def check_signals(recipe: PolicyRecipe) -> None:
+    """Raises UserError for an unknown signal, or a threshold that its scores can never reach."""
+    combined = [*recipe.any_of, *recipe.all_of]
+    for signal in [recipe.signal] if recipe.signal else [rule.signal for rule in combined]:
+        if signal not in SIGNALS:
+            raise unknown_name(f"signal in policy '{recipe.name}'", str(signal), SIGNALS)
+    if recipe.python:
+        return
+    for value in (*recipe.grid.absolute, *(rule.threshold for rule in combined if rule.threshold is not None)):
+        if value < 0:
+            raise UserError(f"policy '{recipe.name}': threshold {value} is negative, but scores never are: give one above 0")
 
 
 def _rule(spec: RuleSpec, recipe: PolicyRecipe) -> Rule:

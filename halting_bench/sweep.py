@@ -146,7 +146,7 @@ def _plan_job(
     limit, each = (sample.documents, sample.sequences) if config.limit == "default" else (config.limit, None)
     units = []
     for seed in config.seeds:
-        documents = tuple(benchmark.sample(None if limit == "all" else limit, config.seeds[0]))
+        documents = tuple(benchmark.sample(None if limit == "all" else int(limit), config.seeds[0]))
         if len(documents) < 2:
             raise UserError(f"benchmark '{benchmark.name}' has {len(documents)} document: two are needed, to calibrate and to test")
         key = f"{model_name}/{_slug(benchmark.name)}/{seed}"

@@ -8,7 +8,7 @@ from halting_bench.reporting.tables import summary_tables
 from halting_bench.store import Run, write_bytes
 
 
-def write_all(run: Run, folder: Path) -> list[Path]:
+def write_all(run: Run, folder: Path, *, plots: bool = True) -> list[Path]:
     """Writes `tables/` and `plots/` into a folder.
 
     `tables/report.md` holds every table in order, the summary first; beside it lies each table as `<name>.md`, `.csv`,
@@ -28,4 +28,4 @@ def write_all(run: Run, folder: Path) -> list[Path]:
         path = folder / "tables" / name
         write_bytes(path, text.encode())
         written.append(path)
-    return written + write_plots(run, folder / "plots")
+    return written + (write_plots(run, folder / "plots") if plots else [])

@@ -1,0 +1,84 @@
+"""halting-bench sweep."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from halting_bench.cli.output import print_json, print_tables, say
+from halting_bench.errors import UserError
+
+FAILED_CELLS = 5  # exit code of an incomplete run
+
+
+def sweep(
+    config: Annotated[Path | None, typer.Option(help="YAML with any of the sweep's settings.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Bundled name or folder; repeat for several.")] = None,
+    benchmark: Annotated[list[str] | None, typer.Option(help="Name or text:PATH; repeat. Default: the model card's.")] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="Name, FILE.yaml or FILE.py@Class; repeat. Default: all.")] = None,
+    limit: Annotated[str | None, typer.Option(help="Documents a benchmark: a number, 'all', or 'default'.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Seeds of the initial states; repeat.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Deepest step. Default: four times the trained mean.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, float64 or bfloat16.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory. Default: results/<run id>.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Any setting, key=value; dots go inside.")] = None,
+    keep_trace: Annotated[bool, typer.Option("--keep-trace", help="Keep the recorded pass for calibrate.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the number of model passes; do nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Sweep policies over benchmarks: quality against mean depth, tables and plots. The same command resumes."""
+    from halting_bench import sweep as engine
+    from halting_bench.catalog import read_config
+    from halting_bench.cli.progress import bars
+
+    given: dict[str, Any] = {
+        "models": model,
+        "benchmarks": benchmark,
+        "policies": policy,
+        "limit": parse_limit(limit),
+        "seeds": seed,
+        "max_steps": max_steps,
+        "device": device,
+        "dtype": dtype,
+        "keep_trace": keep_trace or None,
+    }
+    resolved = read_config(config, given, settings or [])
+    if dry_run:
+        print_json(engine.plan_sweep(resolved).summary())
+        return
+    with bars() as progress:
+        folder = engine.sweep(resolved, out=out, progress=progress)
+    _show(folder, as_json, resolved.plots)
+
+
+def parse_limit(text: str | None) -> int | str | None:
+    """`--limit`: a number of documents, or a word."""
+    if text is None or text in ("all", "default"):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"--limit {text}: give a number of documents (2 or more), 'all' or 'default'") from None
+
+
+def _show(folder: Path, as_json: bool, plots: bool) -> None:
+    from halting_bench.reporting.exports import render_all
+    from halting_bench.reporting.tables import summary_tables
+    from halting_bench.reporting.write import write_all
+    from halting_bench.store import load_run
+
+    run = load_run(folder)
+    tables = summary_tables(run)
+    write_all(run, folder, plots=plots)
+    if as_json:
+        print(render_all(tables, "json"), end="")
+    else:
+        print_tables([table for table in tables if table.name.startswith("summary")])
+        say(f"All tables and plots: {folder}/tables, {folder}/plots. Again, in any format: halting-bench report {folder}")
+    failed = run.points[run.points["status"] == "failed"]
+    if len(failed):
+        first = failed.iloc[0]
+        say(f"{len(failed)} cells failed, the first: {first['policy']} on {first['benchmark']}: {first['error']}")
+        say("the same command tries them again; the tracebacks are in events.jsonl")
+        raise typer.Exit(FAILED_CELLS)
