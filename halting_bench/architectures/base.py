@@ -97,9 +97,15 @@ class RecurrentModel(nn.Module, ABC):
     def readout(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Coda and head: the result of the last `end`, [*, D] -> logits [*, V]."""
 
-    @abstractmethod
     def costs(self) -> dict[str, Flops]:
-        """Counted FLOPs a row of each stage: keys `embed`, `step/0`, `step/1`, ..., `readout`."""
+        """Counted FLOPs a row of each stage: keys `embed`, `step/0`, `step/1`, ..., `readout`.
+
+        The last loop's `end` counts with `readout`, an earlier one's, which runs once at any depth, with `embed`. Unless a
+        family states its own, they are counted by running each stage.
+        """
+        from halting_bench.architectures.flops import counted_costs
+
+        return counted_costs(self)
 
     def gate(self, state: Tensor) -> Tensor:
         """The model's own probability of halting after this state: [*, D] -> [*] in (0, 1), at least float32.

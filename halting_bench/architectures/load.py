@@ -1,4 +1,4 @@
-"""From a folder with config.json and safetensors to a model. Never unpickles, never runs remote code."""
+"""From a folder with config.json and safetensors to a model. Never unpickles; runs a checkpoint's code only when told to."""
 
 from pathlib import Path
 
@@ -13,11 +13,20 @@ from halting_bench.architectures.huginn import Huginn
 from halting_bench.architectures.inkling2_loop import Inkling2Loop, Inkling2LoopMultimodal
 from halting_bench.architectures.nanbeige import Nanbeige
 from halting_bench.architectures.ouro import Ouro
+from halting_bench.architectures.self_transformer import SelfTransformer
 from halting_bench.architectures.transformers_backed import TransformersModel, load_backed
+from halting_bench.architectures.two_scale import TwoScale
+from halting_bench.architectures.user_model import load_shipped, shipped_class
 from halting_bench.architectures.weights import Checkpoint, fill
 from halting_bench.errors import UserError, unknown_name
 
-FAMILIES: dict[str, type[RecurrentModel]] = {"huginn_raven": Huginn, "ouro": Ouro, "nanbeige": Nanbeige}
+FAMILIES: dict[str, type[RecurrentModel]] = {
+    "huginn_raven": Huginn,
+    "nanbeige": Nanbeige,
+    "ouro": Ouro,
+    "self_transformer": SelfTransformer,
+    "two_scale": TwoScale,
+}
 """model_type of config.json -> class. Each is built from the parsed config and loads the public tensor names."""
 
 BACKED_FAMILIES: dict[str, type[TransformersModel]] = {
@@ -30,7 +39,9 @@ BACKED_FAMILIES: dict[str, type[TransformersModel]] = {
 """model_type -> class, for families whose layers come from the optional `transformers`."""
 
 
-def load_model(folder: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> RecurrentModel:
+def load_model(
+    folder: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu", trust_remote_code: bool = False
+) -> RecurrentModel:
     """Loads a checkpoint for inference.
 
     The model is built without memory for its weights, every tensor is checked against the file headers, and only then
@@ -40,12 +51,18 @@ def load_model(folder: Path, *, dtype: torch.dtype = torch.float32, device: str 
         folder: holds config.json and model.safetensors, or shards with model.safetensors.index.json.
         dtype: dtype of the weights in memory, whatever the file has.
         device: where they go.
+        trust_remote_code: run the class that the checkpoint ships, if it ships one.
 
     Raises:
         UserError: the folder, the config or the tensors are not what they must be.
     """
     config = read_config(folder)
     family = config.get("model_type")
+    shipped = shipped_class(config)
+    if shipped is not None and family not in FAMILIES:
+        if not trust_remote_code:
+            raise UserError(f"{folder} brings its own class ({shipped}): read that code, then add --trust-remote-code")
+        return load_shipped(folder, config, shipped, dtype=dtype, device=device)
     if family not in FAMILIES and family not in BACKED_FAMILIES:
         raise unknown_name("model_type", str(family), (*FAMILIES, *BACKED_FAMILIES))
     checkpoint = Checkpoint(folder)
