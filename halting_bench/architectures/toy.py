@@ -37,7 +37,7 @@ def toy_model(name: str = "huginn", *, seed: int = 0, dtype: torch.dtype = torch
     """
     if name not in TOYS:
         raise unknown_name("toy model", name, TOYS)
-    model = FAMILIES[str(TOYS[name]["model_type"])](TOYS[name])  # type: ignore[call-arg]  # every family takes its config
+    model = FAMILIES[str(TOYS[name]["model_type"])].build(dict(TOYS[name]), ())
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
