@@ -61,8 +61,8 @@ def plan_policy(recipe: PolicyRecipe, spec: ModelSpec, max_steps: int) -> Policy
     opaque = tuple((t, build_policy(recipe, t)) for t in recipe.grid.absolute) if recipe.python else ()
     return PolicyPlan(
         recipe=recipe,
-        rule=_rule(specs[0], recipe) if recipe.signal else None,
-        combination=_combination(recipe) if recipe.any_of or recipe.all_of else None,
+        rule=replay_rule(specs[0], recipe) if recipe.signal else None,
+        combination=replay_combination(recipe) if recipe.any_of or recipe.all_of else None,
         opaque=opaque,
         needs_logits=any(signal.needs_logits for signal in signals) if signals else True,
         signal_flops=float(sum(signal.flops(spec.width, spec.vocab_size) for signal in signals)),
@@ -83,14 +83,16 @@ def check_signals(recipe: PolicyRecipe) -> None:
             raise UserError(f"policy '{recipe.name}': threshold {value} is negative, but scores never are: give one above 0")
 
 
-def _rule(spec: RuleSpec, recipe: PolicyRecipe) -> Rule:
+def replay_rule(spec: RuleSpec, recipe: PolicyRecipe) -> Rule:
+    """A threshold rule of a recipe as the replay needs it."""
     signal = SIGNALS[spec.signal]
     return Rule(spec.signal, signal.fires, signal.closed, spec.hits, max(spec.min_steps, recipe.min_steps), spec.every)
 
 
-def _combination(recipe: PolicyRecipe) -> Combination:
+def replay_combination(recipe: PolicyRecipe) -> Combination:
+    """The rules of a combined recipe as the replay needs them."""
     specs = recipe.any_of or recipe.all_of
-    return Combination(tuple(_rule(s, recipe) for s in specs), tuple(s.threshold for s in specs), bool(recipe.all_of))
+    return Combination(tuple(replay_rule(s, recipe) for s in specs), tuple(s.threshold for s in specs), bool(recipe.all_of))
 
 
 def build_policy(recipe: PolicyRecipe, threshold: float) -> HaltingPolicy:
