@@ -112,7 +112,7 @@ def chosen_points(run: Run, model: str, benchmark: str) -> "pd.DataFrame":
     """One row a policy: its iso-quality point and all that the points know of it, averaged over seeds.
 
     Rules come first, by depth; then the controls; then what has no such point. Columns beyond those of `iso`:
-    random_quality, nonfinite_fraction, executed_* and latency where there are any, note, control, group.
+    random_quality, nonfinite_fraction, exit_spread, executed_* and latency where there are any, note, control, group.
     """
     import pandas as pd
 
@@ -122,6 +122,7 @@ def chosen_points(run: Run, model: str, benchmark: str) -> "pd.DataFrame":
     random = test[test["policy"].str.startswith("random@")].assign(policy=lambda f: f["policy"].str.removeprefix("random@"))
     random = random[[*POINT, "quality"]].rename(columns={"quality": "random_quality"})
     frame = frame.merge(random, on=POINT, how="left").merge(test[[*POINT, "nonfinite_fraction"]], on=POINT, how="left")
+    frame = frame.merge(_exit_spread(of_pair(run.exits, model, benchmark)), on=POINT, how="left")
     frame = with_executed(frame, points)
     timed = of_pair(run.latency, model, benchmark)
     setting = usual_setting(timed)
@@ -136,6 +137,12 @@ def chosen_points(run: Run, model: str, benchmark: str) -> "pd.DataFrame":
     frame["control"] = frame["policy"].map(is_control)
     frame["group"] = (frame["status"] != "ok") * 2 + (frame["control"] & (frame["status"] == "ok"))
     return frame.sort_values(["group", "mean_depth", "policy"], kind="stable", ignore_index=True)
+
+
+def _exit_spread(exits: "pd.DataFrame") -> "pd.DataFrame":
+    """How many steps lie between the first and the last exit of each selected point: 0 where every token stops at one."""
+    steps = exits[exits["subset"] == "all"].groupby(POINT, dropna=False, sort=False)["step"]
+    return (steps.max() - steps.min()).rename("exit_spread").reset_index()
 
 
 def with_executed(frame: "pd.DataFrame", points: "pd.DataFrame") -> "pd.DataFrame":
@@ -159,6 +166,8 @@ def _note(row: dict, reached: int, seeds: int) -> str:
         notes.append(f"{reached} of {seeds} seeds")
     if row["never_fired_fraction"] == 1:
         notes.append("never fires")
+    elif row["exit_spread"] == 0 and not is_control(row["policy"]):
+        notes.append(f"always at step {row['mean_depth']:g}")
     if row["nonfinite_fraction"] > 0:
         notes.append(f"nonfinite {format_cell(row['nonfinite_fraction'], Kind.PERCENT)} %")
     if row.get("noisy") is True:

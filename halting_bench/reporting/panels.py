@@ -7,6 +7,7 @@ from halting_bench.reporting.style import WIDTH, Look
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 _LINE = 0.125  # inches a line of a legend
@@ -108,6 +109,17 @@ def step_axis(axes: "Axes") -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 4, 5, 10]))
+
+
+def log_ticks(axis: "Axis") -> None:
+    """Ticks of a logarithmic axis: powers of ten, and 2 and 5 times them where it spans too few."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    low, high = axis.get_view_interval()
+    axis.set_minor_locator(NullLocator())
+    if high < 50 * low:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter("{x:g}")
 
 
 def beside(figure: "Figure", grid: Any) -> "Axes":

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halting_bench.reporting.frames import POINT, is_control, of_pair, over_seeds, pairs, ranked, select
+from halting_bench.reporting.frames import POINT, chosen_points, is_control, of_pair, over_seeds, pairs, ranked, select
 from halting_bench.reporting.panels import (
     Margin,
     beside,
@@ -17,11 +17,12 @@ from halting_bench.reporting.panels import (
     groups_of,
     key_below,
     legend_below,
+    log_ticks,
     members,
     panels_by_group,
     step_axis,
 )
-from halting_bench.reporting.style import DPI, ORACLE, RC, UNIFORM, looks
+from halting_bench.reporting.style import DPI, ORACLE, RC, UNIFORM, Look, looks
 from halting_bench.reporting.text import metric_label, slug
 from halting_bench.store import Run, write_bytes
 
@@ -62,7 +63,10 @@ def write_plots(run: Run, folder: Path) -> list[Path]:
 
 
 def quality_against_depth(run: Run, model: str, benchmark: str) -> "Figure":
-    """Every rule's whole curve and its random control, uniform depth and the oracle; a star at the point of equal quality."""
+    """Every rule's whole curve and its random control, uniform depth and the oracle; a star at the point of equal quality.
+
+    A rule that always or never fires has no star: it is a uniform depth.
+    """
     import pandas as pd
 
     points = select(of_pair(run.points, model, benchmark), "test")
@@ -70,8 +74,9 @@ def quality_against_depth(run: Run, model: str, benchmark: str) -> "Figure":
     curves = _test_curves(run, model, benchmark)
     # A rule without a score to sort has no curve: its grid is all that is known of it.
     curves = pd.concat([curves, rules[~rules["policy"].isin(curves["policy"])]], ignore_index=True)
-    look = looks(rules["policy"])
-    iso = over_seeds(of_pair(run.iso, model, benchmark), ["policy", "status"])
+    look = _looks(run, rules["policy"])
+    chosen = chosen_points(run, model, benchmark)
+    stars = chosen[(chosen["status"] == "ok") & (chosen["exit_spread"] != 0)]
     uniform, oracle = (
         over_seeds(points[points["policy"] == name], ["policy", "threshold"]).sort_values("mean_depth")
         for name in ("fixed", "oracle-loss")
@@ -82,10 +87,10 @@ def quality_against_depth(run: Run, model: str, benchmark: str) -> "Figure":
             for _, random in points[points["policy"] == f"random@{policy}"].sort_values("mean_depth").groupby("seed"):
                 axes.plot(random["mean_depth"], random["quality"], color=style.colour, **_RANDOM)
             draw_policy(axes, curves[curves["policy"] == policy], "mean_depth", "quality", policy, style)
-            chosen = iso[(iso["policy"] == policy) & (iso["status"] == "ok") & (iso["never_fired_fraction"] < 1)]
-            axes.plot(chosen["mean_depth"], chosen["quality"], linestyle="", color=style.colour, **_STAR)
-        axes.axvline(iso["full_depth"].max(), **_FULL)
-        axes.axhline(iso["full_quality"].max(), **_FULL)
+            star = stars[stars["policy"] == policy]
+            axes.plot(star["mean_depth"], star["quality"], linestyle="", color=style.colour, **_STAR)
+        axes.axvline(chosen["full_depth"].max(), **_FULL)
+        axes.axhline(chosen["full_quality"].max(), **_FULL)
         axes.plot(uniform["mean_depth"], uniform["quality"], **_UNIFORM)
         axes.plot(oracle["mean_depth"], oracle["quality"], **_ORACLE)
         axes.set(xlabel="mean depth (core steps a token)", ylabel=_metric(run, model, benchmark))
@@ -108,7 +113,7 @@ def against_threshold(run: Run, model: str, benchmark: str) -> "Figure":
     """Quality and mean depth of every rule against its threshold."""
     curves = _test_curves(run, model, benchmark)
     curves = curves[(curves["threshold"] > 0) & curves["threshold"].lt(float("inf"))]
-    look = looks(curves["policy"])
+    look = _looks(run, curves["policy"])
     groups = groups_of(look)
     figure, grid = figure_of(
         f"{model} on {benchmark}: against the threshold",
@@ -127,7 +132,7 @@ def against_threshold(run: Run, model: str, benchmark: str) -> "Figure":
             for policy, style in members(look, group):
                 draw_policy(axes, curves[curves["policy"] == policy], "threshold", value, policy, style)
             axes.set(xscale="log", ylabel=label)
-            axes.minorticks_off()
+            log_ticks(axes.xaxis)
         row[0].set_title(group)
         row[1].legend(*row[1].get_legend_handles_labels(), loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     for axes in grid[-1]:
@@ -191,7 +196,7 @@ def exit_histograms(run: Run, model: str, benchmark: str) -> "Figure":
 def convergence(run: Run, model: str, benchmark: str) -> "Figure":
     """Median and 90th percentile of every signal at each step."""
     frame = of_pair(run.convergence, model, benchmark)
-    look = looks(frame["signal"])
+    look = _looks(run, frame["signal"])
     figure, panels = panels_by_group(f"{model} on {benchmark}: convergence of the signals", look, sharey=False)
     for group, axes in panels.items():
         for signal, style in members(look, group):
@@ -200,7 +205,7 @@ def convergence(run: Run, model: str, benchmark: str) -> "Figure":
             for _, one in own[own["p90"] > 0].groupby("seed"):
                 axes.plot(one["step"], one["p90"], color=style.colour, **_RANDOM)
         axes.set(yscale="log", xlabel="recurrence step k", ylabel="score")
-        axes.minorticks_off()
+        log_ticks(axes.yaxis)
         step_axis(axes)
         legend_below(axes)
     key_below(figure, {"median": {"color": UNIFORM}, "90th percentile": {"color": UNIFORM, **_RANDOM}})
@@ -218,6 +223,13 @@ PLOTS: dict[str, Callable[[Run, str, str], "Figure"]] = {
 def _test_curves(run: Run, model: str, benchmark: str) -> "pd.DataFrame":
     curves = of_pair(run.curves, model, benchmark)
     return curves[curves["split"] == "test"]
+
+
+def _looks(run: Run, names: "pd.Series") -> dict[str, Look]:
+    """The looks of some policies or signals: of all that the run has, so that each keeps its own from plot to plot."""
+    policies = [policy for policy in run.points["policy"].drop_duplicates() if not is_control(policy)]
+    shown = set(names)
+    return {name: look for name, look in looks([*policies, *run.convergence["signal"]]).items() if name in shown}
 
 
 def _metric(run: Run, model: str, benchmark: str) -> str:

@@ -80,7 +80,7 @@ def summary(run: Run, model: str) -> Table:
         Column("metric", "metric"),
         _THRESHOLD,
         Column("gap_share", "oracle gap closed", Kind.PERCENT, "%"),
-        Column("verdict", "than uniform at equal depth"),
+        Column("verdict", "vs uniform at equal depth"),
     )
     frame = pd.DataFrame(rows).reindex(columns=[key for column in columns for key in column.keys])
     points = run.points[(run.points["model"] == model) & (run.points["subset"] == "all")]

@@ -61,6 +61,15 @@ def test_a_run_in_which_no_rule_reached_equal_quality_can_be_drawn(small, tmp_pa
     assert len(write_plots(empty, tmp_path)) == 2 * len(PLOTS)
 
 
+def test_a_policy_looks_the_same_in_every_plot(small):
+    def colour(name):
+        axes = PLOTS[name](small, "huginn-tiny", "docs").axes
+        return {line.get_color() for panel in axes for line in panel.lines if line.get_label() == "margin"}
+
+    assert len(colour("quality-against-depth")) == 1
+    assert colour("quality-against-depth") == colour("against-threshold") == colour("convergence")
+
+
 def test_several_seeds_share_one_entry_in_the_legend(small):
     curves = pd.concat([small.curves, small.curves.assign(seed=1)])
     figure = PLOTS["against-threshold"](replace(small, curves=curves), "huginn-tiny", "docs")

@@ -80,6 +80,17 @@ def test_a_rule_that_never_fires_is_noted(run):
     assert cell(iso(replace(run, iso=chosen), MODEL, "shell"), "kl", "note") == "never fires"
 
 
+def test_a_rule_that_stops_every_token_at_the_same_step_is_noted(run):
+    table = iso(run, MODEL, "shell")
+    exits = run.exits.copy()
+    kl = (exits["policy"] == "kl") & (exits["benchmark"] == "shell")
+    exits = pd.concat([exits[~kl], exits[kl & (exits["step"] == 5)]])
+    noted = iso(replace(run, exits=exits), MODEL, "shell")
+    assert cell(noted, "kl", "note").startswith("always at step")
+    assert not cell(table, "kl", "note")
+    assert not any(row.cells[-1] for row in noted.rows if row.control)
+
+
 def test_the_note_column_is_left_out_where_there_is_nothing_to_note(run):
     chosen = run.iso[run.iso["status"] == "ok"]
     table = iso(replace(run, iso=chosen), MODEL, "shell")
