@@ -209,7 +209,7 @@ def choose_thresholds(unit: TracedUnit, rule: Rule, quantiles: int, scratch: Pat
     for split in SPLITS:
         with CurveBuilder(scratch) as builder:
             for extremum, rows in extrema(unit, rule, (0.0, 0.0)):
-                mask = unit.in_split(split)[rows.document] & (rows.last_step == unit.steps)
+                mask = unit.in_split(split)[rows.document] & (rows.last_step > unit.steps)
                 builder.add(extremum[mask], rows.outcome[mask])
             if not builder.rows:
                 continue

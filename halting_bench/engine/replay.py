@@ -68,7 +68,7 @@ class Rows:
     number: np.ndarray  # int64 [N]: the row's number in the whole sample, for fingerprints
     outcome: np.ndarray  # float64 [N, R]: the metric's per-token value had the row stopped at that step
     document: np.ndarray  # int64 [N]: 0-based index of the row's document in the sample
-    last_step: np.ndarray  # int64 [N]: R, or the step at which the row's state broke
+    last_step: np.ndarray  # int64 [N]: the step at which the row's state broke; R + 1: it did not
     step_flops: np.ndarray  # float64 [N]: FLOPs of one watched step for this row
 
     def take(self, which: np.ndarray) -> "Rows":
@@ -103,7 +103,7 @@ def tally_thresholds(extremum: np.ndarray, bounds: np.ndarray, rows: Rows, docum
         documents: M.
     """
     steps = extremum.shape[1]
-    broken = rows.last_step < steps
+    broken = rows.last_step <= steps
     if broken.any():  # rare: the obvious form, since a missing outcome (NaN) must not touch thresholds that avoid it
         exits = np.stack([exits_at(extremum[broken], bound) for bound in bounds])
         tally = tally_thresholds(extremum[~broken], bounds, rows.take(~broken), documents)
@@ -155,8 +155,9 @@ def tally_exits(exits: np.ndarray, rows: Rows, documents: int) -> Tally:
     tokens = row_tokens(rows.number, steps)
     parts = []
     for exit_step in exits:
-        broke = (rows.last_step < steps) & (exit_step >= rows.last_step)
-        stop = np.minimum(np.minimum(exit_step, steps), rows.last_step).astype(np.int64)
+        ran = np.minimum(exit_step, steps)
+        broke = rows.last_step <= ran
+        stop = np.minimum(ran, rows.last_step).astype(np.int64)
         parts.append(
             Tally(
                 quality=_sums(rows.document, rows.outcome[each, stop - 1], documents)[None],

@@ -23,7 +23,7 @@ from halting_bench.halting.signals import SIGNALS, Features
 Shard = dict[str, np.ndarray]
 """Columns of one shard, rows first: `score/<signal>` [N, R], `loss` [N, R] (nats), `correct` [N, R] (uint8),
 `exit/<key>` [N] (first exit of an opaque policy, R + 1: never), `saturation` [N] (first step from which the argmax stays),
-`last_step` [N] (R, or the step at which the state broke), `sequence`, `document`, `position`, `target` [N], and
+`last_step` [N] (the step at which the state broke; R + 1: it did not), `sequence`, `document`, `position`, `target` [N], and
 `code/<family>` [N]."""
 
 
@@ -138,7 +138,7 @@ def _trace_batch(model: RecurrentModel, sequences: list[Sequence], plan: TracePl
     memory = Features(start, None).remember(memory_names)
     opaque: dict[str, State] = {key: policy.init(start) for key, policy in plan.opaque.items()}
     exits = {key: torch.full((len(gold),), plan.max_steps + 1, device=device) for key in plan.opaque}
-    broken = torch.full((len(gold),), plan.max_steps, device=device)
+    broken = torch.full((len(gold),), plan.max_steps + 1, device=device)
     for k in range(1, plan.max_steps + 1):
         state = model.step(0, state, x, context)
         here = view(k)
