@@ -8,6 +8,10 @@ class UserError(Exception):
     """A mistake of the user's. The message says what is wrong, the offending value, and what to type next."""
 
 
+class PolicyFailed(Exception):
+    """A user's policy raised while it was run. The message is its own error: a record keeps it, and the sweep goes on."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
     """Builds the error for a misspelt name: suggests the nearest known one and lists the rest."""
     known = sorted(known)

@@ -26,6 +26,7 @@ from halting_bench.engine.points import (
 )
 from halting_bench.engine.replay import unsigned_threshold
 from halting_bench.engine.trace import TracePlan, trace
+from halting_bench.errors import PolicyFailed, UserError
 from halting_bench.plan import PolicyPlan, shard_path, split_size, trace_signals
 from halting_bench.store import Arrays, RunDirectory, write_arrays, write_frame
 from halting_bench.tabulation import Points, point_rows, random_rows
@@ -107,9 +108,12 @@ def run_cells(run: RunDirectory, unit: Unit, traced: TracedUnit, chooser: Traced
             try:
                 frame = make()
                 write_frame(path, frame)
+            except UserError:  # the disk is full: nothing more can be kept
+                raise
             except Exception as error:  # one failing cell must never kill a sweep: its row says what happened
                 run.log("cell_failed", unit=unit.key, policy=name, error=traceback.format_exc())
-                frame = pd.DataFrame([blank_row(name, "failed", f"{type(error).__name__}: {error}")])
+                told = str(error) if isinstance(error, PolicyFailed) else f"{type(error).__name__}: {error}"
+                frame = pd.DataFrame([blank_row(name, "failed", told)])
             frames.append(frame)
         advance()
     return frames

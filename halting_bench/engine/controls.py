@@ -7,6 +7,7 @@ import numpy as np
 
 from halting_bench.engine.points import ExitSource, TracedUnit
 from halting_bench.engine.replay import Combination
+from halting_bench.errors import PolicyFailed
 from halting_bench.store import Arrays
 
 ORACLE_PRICES = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -45,9 +46,12 @@ def saturation_exits(number: int, shard: Arrays) -> np.ndarray:
 
 
 def opaque_exits(keys: list[str]) -> ExitSource:
-    """The first exits that policies recorded while they rode along in the trace."""
+    """The first exits that policies recorded while they rode along in the trace. Raises PolicyFailed for one that raised."""
 
     def exits(number: int, shard: Arrays) -> np.ndarray:
+        for key in keys:
+            if f"error/{key}" in shard.names:
+                raise PolicyFailed(shard[f"error/{key}"].tobytes().decode())
         return np.stack([shard[f"exit/{key}"].astype(np.int64) for key in keys])
 
     return exits

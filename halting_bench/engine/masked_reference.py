@@ -18,7 +18,7 @@ from halting_bench.architectures.base import RecurrentModel
 from halting_bench.architectures.noise import initial_noise
 from halting_bench.engine.kv_cache import EMBED, READOUT, KvMode
 from halting_bench.engine.rounds import finite_rows
-from halting_bench.halting.policy import HaltingPolicy, View
+from halting_bench.halting.policy import HaltingPolicy, View, undefined_readout
 from halting_bench.records import Outcome
 
 PROJECTED = 0
@@ -144,7 +144,7 @@ class MaskedReference:
         if any(spec.random_start for spec in self.model.spec.loops):
             noise = initial_noise(self.seed, np.asarray(self.uid), np.array(context.rows), self.model.spec.width)
         state = self.model.begin(loop, x, noise)
-        memory = policy.init(View(torch.zeros(len(x), dtype=torch.int64), state, _undefined))
+        memory = policy.init(View(torch.zeros(len(x), dtype=torch.int64), state, undefined_readout))
         exited, exit_state, fired = 0, state, False
         for k in range(1, self.max_steps + 1):
             frozen = exited > 0 and self.mode.name != "full"
@@ -179,7 +179,3 @@ class MaskedReference:
 
     def _gate(self, state: Tensor) -> Callable[[], Tensor] | None:
         return (lambda: self.model.gate(state)) if self.model.spec.has_gate else None
-
-
-def _undefined() -> Tensor:
-    raise LookupError("a readout of the initial state is not defined")

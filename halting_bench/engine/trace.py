@@ -17,14 +17,15 @@ from halting_bench.architectures.attention import DenseContext
 from halting_bench.architectures.base import RecurrentModel
 from halting_bench.architectures.noise import initial_noise
 from halting_bench.benchmarks.base import NOT_SCORED, Sequence
-from halting_bench.halting.policy import HaltingPolicy, State, View
+from halting_bench.engine.riders import Riders
+from halting_bench.halting.policy import HaltingPolicy, View, undefined_readout
 from halting_bench.halting.signals import SIGNALS, Features
 
 Shard = dict[str, np.ndarray]
 """Columns of one shard, rows first: `score/<signal>` [N, R], `loss` [N, R] (nats), `correct` [N, R] (uint8),
-`exit/<key>` [N] (first exit of an opaque policy, R + 1: never), `saturation` [N] (first step from which the argmax stays),
-`last_step` [N] (the step at which the state broke; R + 1: it did not), `sequence`, `document`, `position`, `target` [N], and
-`code/<family>` [N]."""
+`exit/<key>` [N] (first exit of an opaque policy, R + 1: never) or, of one that raised, `error/<key>` (UTF-8),
+`saturation` [N] (first step from which the argmax stays), `last_step` [N] (the step at which the state broke, R + 1: it did
+not), `sequence`, `document`, `position`, `target` [N], and `code/<family>` [N]."""
 
 
 @dataclass(frozen=True)
@@ -127,17 +128,20 @@ def _trace_batch(model: RecurrentModel, sequences: list[Sequence], plan: TracePl
     def select(full: Tensor) -> Tensor:  # [B, T, *] -> [N, *]
         return full.flatten(0, 1) if every else full[scored]
 
+    def readout() -> Tensor:
+        return select(model.readout(model.end(0, state, context), context))
+
     def view(k: int) -> View:
         latent = select(state)
         step = torch.full((len(latent),), k, device=device)
         gate = (lambda: model.gate(latent)) if model.spec.has_gate else None
-        return View(step, latent, lambda: select(model.readout(model.end(0, state, context), context)), gate)
+        return View(step, latent, readout if k else undefined_readout, gate)
 
     memory_names = tuple(sorted({name for s in plan.signals for name in SIGNALS[s].remembers} | {"argmax", "unchanged"}))
     start = view(0)
     memory = Features(start, None).remember(memory_names)
-    opaque: dict[str, State] = {key: policy.init(start) for key, policy in plan.opaque.items()}
-    exits = {key: torch.full((len(gold),), plan.max_steps + 1, device=device) for key in plan.opaque}
+    riding = {key: policy for key, policy in plan.opaque.items() if f"error/{key}" not in columns}
+    riders = Riders(riding, start, plan.max_steps + 1)
     broken = torch.full((len(gold),), plan.max_steps + 1, device=device)
     for k in range(1, plan.max_steps + 1):
         state = model.step(0, state, x, context)
@@ -148,14 +152,15 @@ def _trace_batch(model: RecurrentModel, sequences: list[Sequence], plan: TracePl
         columns["loss"][rows, k - 1] = -features.log_p.gather(1, gold[:, None])[:, 0].cpu().numpy()
         columns["correct"][rows, k - 1] = (features.argmax == gold).cpu().numpy()
         broken = torch.where(~features.latent_norm.isfinite() & (broken > k), k, broken)
-        for key, policy in plan.opaque.items():
-            verdict, opaque[key] = policy.step(here, opaque[key])
-            exits[key] = torch.where(verdict.halt & (exits[key] > k), k, exits[key])
+        riders.step(here)
         memory = features.remember(memory_names)
     columns["saturation"][rows] = (plan.max_steps - memory["unchanged"].clamp(min=0)).cpu().numpy()
     columns["last_step"][rows] = broken.cpu().numpy()
-    for key, first in exits.items():
+    for key, first in riders.exits.items():
         columns[f"exit/{key}"][rows] = first.cpu().numpy()
+    for key, error in riders.errors.items():
+        columns[f"error/{key}"] = np.frombuffer(error.encode(), np.uint8)
+        del columns[f"exit/{key}"]
     _mask_broken(columns, rows)
 
 

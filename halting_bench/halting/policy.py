@@ -82,6 +82,11 @@ class HaltingPolicy(ABC):
         """Looks at s_k (view.step == k, 1-based) and decides. Called at every step, whether or not it may halt there."""
 
 
+def undefined_readout() -> Tensor:
+    """The readout of a view of s_0. Raises LookupError: there is none."""
+    raise LookupError("a readout of the initial state is not defined")
+
+
 def wide(x: Tensor) -> Tensor:
     """At least float32: the precision in which signals are computed."""
     return x if x.dtype == torch.float64 else x.float()
