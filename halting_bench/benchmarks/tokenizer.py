@@ -19,6 +19,8 @@ BYTE_VALUES = 256
 class Tokenizer(ABC):
     """Turns text into ids below a model's vocabulary size."""
 
+    end: int | None = None  # the id that ends a generated text; None: there is none
+
     @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without special tokens."""
@@ -39,7 +41,7 @@ class ByteTokenizer(Tokenizer):
         return list(text.encode("utf-8"))
 
     def decode(self, ids: list[int]) -> str:
-        return bytes(ids).decode("utf-8", errors="replace")
+        return bytes(i for i in ids if i < BYTE_VALUES).decode("utf-8", errors="replace")  # a vocabulary may be padded
 
     def encoding(self) -> Encoding:
         return BYTES
@@ -48,11 +50,12 @@ class ByteTokenizer(Tokenizer):
 class FileTokenizer(Tokenizer):
     """A `tokenizer.json` of the tokenizers library."""
 
-    def __init__(self, path: Path, start: int | str | None):
+    def __init__(self, path: Path, start: int | str | None, end: int | str | None = None):
         """
         Args:
             path: of the file.
             start: id or text of the token before the first of a document.
+            end: id or text of the token that ends a generated text.
 
         Raises:
             UserError: the file is missing, empty, broken, or a link out of its folder.
@@ -69,6 +72,7 @@ class FileTokenizer(Tokenizer):
         self.path = path
         self.name = f"{FILE}:{hashlib.sha256(content).hexdigest()[:16]}"
         self.start = self._backend.token_to_id(start) if isinstance(start, str) else start
+        self.end = self._backend.token_to_id(end) if isinstance(end, str) else end
 
     @property
     def size(self) -> int:
@@ -110,7 +114,9 @@ def load_tokenizer(folder: Path | None, config: Mapping[str, object], vocab_size
             the model's vocabulary is not one of bytes.
     """
     if folder is not None and ((folder / FILE).exists() or (folder / FILE).is_symlink()):
-        tokenizer = FileTokenizer(folder / FILE, _start(folder, config))
+        tokenizer = FileTokenizer(
+            folder / FILE, _special(folder, config, "bos_token", "eos_token"), _special(folder, config, "eos_token")
+        )
         if tokenizer.size > vocab_size:
             raise UserError(
                 f"{folder / FILE} gives ids up to {tokenizer.size - 1}, the model knows {vocab_size}: "
@@ -126,10 +132,10 @@ def load_tokenizer(folder: Path | None, config: Mapping[str, object], vocab_size
     return ByteTokenizer()
 
 
-def _start(folder: Path, config: Mapping[str, object]) -> int | str | None:
-    """The beginning-of-document token: bos of the tokenizer's settings or the model's config, else its eos."""
+def _special(folder: Path, config: Mapping[str, object], *keys: str) -> int | str | None:
+    """The first of these special tokens that the tokenizer's settings or the model's config names."""
     settings = read_json(checked_file(folder, SETTINGS)) if (folder / SETTINGS).exists() else {}
-    for key in ("bos_token", "eos_token"):
+    for key in keys:
         named = settings.get(key)
         token = named.get("content") if isinstance(named, dict) else named
         if isinstance(token, str):

@@ -3,6 +3,7 @@
 Shapes: P prompt tokens, M new tokens, T positions that were run, L loops.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,6 +21,7 @@ class Request:
     targets: np.ndarray | None = None  # int64 [P], the token that each readout must predict, or NOT_SCORED
     prefill: int = 0  # leading tokens that run as one prompt before the rest is stepped token by token
     threshold: float | None = None  # this sequence's own operating point, instead of the policy's
+    ends: Callable[[list[int]], bool] | None = None  # whether the new tokens so far end it, beside the stop tokens
 
     def as_prompt(self, tokens: int) -> "Request":
         """The same sequence, its leading tokens run as one prompt; 0: all of them stepped one by one."""
@@ -58,6 +60,10 @@ class Progress:
     def generates_after(self, position: int) -> bool:
         """Whether the row at this position makes a new token, rather than being followed by a given one."""
         return position + 1 >= len(self.request.tokens) and self.request.max_new_tokens > 0
+
+    def told_to_stop(self, stop: frozenset[int]) -> bool:
+        """Whether the newest token ends the sequence: it is a stop token, or the request says so."""
+        return self.newest in stop or (self.request.ends is not None and self.request.ends(self.tokens))
 
     def ends_after(self, position: int) -> bool:
         """Whether nothing is left to run after the row at this position (a stop token aside)."""

@@ -79,7 +79,7 @@ class SlotEngine:
 
     def _ended(self, progress: Progress, position: int) -> bool:
         """Whether a sequence is over once the row at this position was read out."""
-        if progress.generates_after(position) and progress.newest in self.plan.stop:
+        if progress.generates_after(position) and progress.told_to_stop(self.plan.stop):
             progress.stopped = "stop"
             return True
         if progress.ends_after(position):

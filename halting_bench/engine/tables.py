@@ -80,7 +80,7 @@ class Tables:
     ) -> None:
         """Takes readouts: keeps losses of given targets and puts drawn tokens where the slot's next position reads them.
 
-        The host looks at the drawn tokens only when there are stop tokens.
+        The host looks at the drawn tokens only when there are stop tokens, or a request that decides by its text.
 
         Args:
             slots, positions: int64 [R] of the rows.
@@ -101,9 +101,10 @@ class Tables:
         uniforms = None if self.uniforms is None else self.uniforms[slots, positions]
         tokens = self.plan.sampling.draw(logits, uniforms)
         self.text[slots, positions + 1] = tokens
-        if self.plan.stop:
+        if self.plan.stop or any(progress.request.ends for progress in drawing):
             for progress, token in zip(drawing, tokens.tolist(), strict=True):
                 progress.newest = token
+                progress.tokens.append(token)
 
     def collect(self, progress: Progress, last: int | None) -> None:
         """Reads a finished sequence's answers. last: the last position that a token was drawn for; None when none was."""

@@ -1,0 +1,336 @@
+"""The only door to lm-eval: its tasks become questions, and answers become its scores.
+
+Questions are built once; each set of answers is then scored by lm-eval itself, as if it had run the model, so K
+operating points cost one model pass and K scorings. Importing this module imports neither lm-eval nor datasets.
+"""
+
+import contextlib
+import io
+import logging
+import math
+import os
+import random
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from halting_bench.benchmarks.asks import Answer, Ask, Generation
+from halting_bench.benchmarks.lm_eval_asks import document_numbers, to_ask
+from halting_bench.benchmarks.lm_eval_errors import one_line, unknown_task
+from halting_bench.errors import UserError
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import LM
+    from lm_eval.tasks import TaskManager
+
+BUILT_IN_TASKS = Path(__file__).parent / "lm_eval_tasks"
+"""The procedural tasks as lm-eval tasks: `lm_eval --include_path` takes this folder too."""
+
+OFFLINE = "HALTING_BENCH_OFFLINE"
+FEWSHOT_SEED = 1234  # lm-eval's own default
+
+GivesAnswers = Callable[[list[Ask]], list[list[Answer]]]
+"""Questions -> for each, as many answers as it has repeats."""
+
+
+def prepare(*, offline: bool = False) -> None:
+    """Sets what lm-eval and its libraries read from the environment when they are imported. Call it before any of them is.
+
+    Args:
+        offline: make no request to the hub. The environment variable HALTING_BENCH_OFFLINE=1 says the same.
+
+    Raises:
+        UserError: offline is asked for too late.
+    """
+    os.environ |= {"DISABLE_MULTIPROC": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if not offline and os.environ.get(OFFLINE, "0") in ("", "0"):
+        return
+    if "huggingface_hub" in sys.modules and os.environ.get("HF_HUB_OFFLINE") != "1":
+        raise UserError(f"the hub's library was imported before offline was asked for: set {OFFLINE}=1 in the environment")
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings about lm-eval's own usage, no progress bars of its libraries; global random generators are put back."""
+    logger = logging.getLogger("lm_eval")
+    before, states = logger.level, (random.getstate(), np.random.get_state())
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            random.seed(0)
+            np.random.seed(FEWSHOT_SEED)
+            yield
+    finally:
+        logger.setLevel(before)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def task_manager(names: Sequence[str], include_path: Path | None) -> "TaskManager":
+    """An index that knows these names. lm-eval's own 14,000 tasks are indexed (seconds) only when one of them is asked for."""
+    prepare()
+    from lm_eval.tasks import TaskManager
+
+    folders = [BUILT_IN_TASKS] if include_path is None else [BUILT_IN_TASKS, include_path]
+    if include_path is not None:
+        check_folder(include_path)
+    with _quiet():
+        small = TaskManager(include_path=list(folders), include_defaults=False)
+        if names and all(is_file(name) or name in small.task_index for name in names):
+            return small
+        return TaskManager(include_path=list(folders))
+
+
+def is_file(name: str) -> bool:
+    """Whether a task is given by its YAML file."""
+    return name.endswith((".yaml", ".yml"))
+
+
+def check_folder(folder: Path) -> None:
+    """lm-eval skips YAML files that it cannot read; here the first one is an error that names it."""
+    if not folder.is_dir():
+        raise UserError(f"include path '{folder}' is not a folder: give one that holds task YAML files")
+    for file in sorted(folder.rglob("*.yaml")):
+        check_yaml(file)
+
+
+def check_yaml(file: Path) -> dict[str, Any]:
+    """The mapping in a task's YAML file, its includes merged, its functions unresolved. Raises UserError."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    if not file.is_file():
+        raise UserError(f"no such task file: {file}")
+    try:
+        return load_yaml(file, resolve_func=False)
+    except Exception as error:  # YAML errors, missing includes and wrong shapes alike
+        raise UserError(f"{file} is not a task file: {one_line(error)}: mend it or move it out of the folder") from None
+
+
+def answering_model(answers: GivesAnswers, asks: Sequence[Ask] = (), instances: Sequence["Instance"] = ()) -> "LM":
+    """A model for lm-eval's own evaluate functions.
+
+    Args:
+        answers: gives them, a kind of question at a time.
+        asks: questions that are known already.
+        instances: lm-eval's side of `asks`, in the same order.
+    """
+    from lm_eval.api.model import LM
+
+    known = {id(i): ask for i, ask in zip(instances, asks, strict=True)}
+
+    class AnsweringModel(LM):
+        def _answer(self, requests: list["Instance"]) -> list[Any]:
+            distinct = list({id(r): r for r in requests}.values())
+            numbers = document_numbers(distinct)
+            wanted = [known.get(id(r)) or to_ask(r, numbers) for r in distinct]
+            queues = {id(r): iter(found) for r, found in zip(distinct, answers(wanted), strict=True)}
+            return [next(queues[id(r)]) for r in requests]
+
+        def loglikelihood(self, requests: list["Instance"]) -> list[tuple[float, bool]]:
+            return self._answer(requests)
+
+        def loglikelihood_rolling(self, requests: list["Instance"]) -> list[float]:
+            return self._answer(requests)
+
+        def generate_until(self, requests: list["Instance"]) -> list[str]:
+            return self._answer(requests)
+
+    return AnsweringModel()
+
+
+class Suite:
+    """Loaded tasks with their questions."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        include_path: Path | None = None,
+        limit: int | None = None,
+        num_fewshot: int | None = None,
+        gen_kwargs: dict[str, Any] | None = None,
+        confirm_run_unsafe_code: bool = False,
+    ):
+        """
+        Args:
+            names: tasks, groups, tags or YAML files.
+            include_path: a folder with more task files.
+            limit: the first so many documents of each task.
+            num_fewshot: examples before each question, where the task does not forbid them.
+            gen_kwargs: over the tasks' own generation arguments.
+            confirm_run_unsafe_code: allow tasks that run the code that the model writes.
+
+        Raises:
+            UserError: a task is unknown, broken or empty, or its data cannot be had.
+        """
+        if not names:
+            raise UserError("no tasks: type --tasks NAME[,NAME...] (see halting-bench tasks list)")
+        if limit is not None and limit < 1:
+            raise UserError(f"limit {limit} of tasks {', '.join(names)} gives no documents: type at least 1")
+        for name in names:
+            if is_file(name):
+                check_yaml(Path(name))
+        manager = task_manager(names, include_path)
+        self.names, self.limit = tuple(names), limit
+        self._unsafe = confirm_run_unsafe_code
+        with _quiet():
+            self.loaded = _load(manager, list(names))
+            self.tasks: dict[str, Any] = self.loaded["tasks"]
+            for name, task in self.tasks.items():
+                _configure(task, num_fewshot, gen_kwargs)
+                _build(name, task, limit)
+        self.instances: list[Instance] = [i for task in self.tasks.values() for i in task.instances]
+        numbers = document_numbers(self.instances)
+        self.documents = list(numbers)  # number -> (task, place)
+        self.asks = [to_ask(instance, numbers) for instance in self.instances]
+
+    @property
+    def generates(self) -> bool:
+        """Whether any question is answered by generating: such tasks have no replayed points."""
+        return any(isinstance(ask.body, Generation) for ask in self.asks)
+
+    def score(self, answers: dict[int, list[Answer]]) -> dict[str, Any]:
+        """What lm-eval says of these answers: its results dictionary, samples included.
+
+        Args:
+            answers: index of the question in `asks` -> one answer a repeat.
+
+        Raises:
+            UserError: a metric is missing.
+        """
+        number = {id(ask): i for i, ask in enumerate(self.asks)}
+        model = answering_model(lambda asks: [answers[number[id(ask)]] for ask in asks], self.asks, self.instances)
+        results = self._evaluate(model)
+        for name in self.tasks:
+            if not metrics_of(results, name):
+                raise UserError(f"task '{name}' has no metric: give its metric_list one")
+        return results
+
+    def _evaluate(self, model: "LM") -> dict[str, Any]:
+        import lm_eval
+
+        for instance in self.instances:
+            instance.resps, instance.filtered_resps = [], {}
+        for task in self.tasks.values():
+            vars(task)["build_all_requests"] = lambda **arguments: None  # they are built
+        try:
+            with _quiet():
+                results: dict[str, Any] = lm_eval.evaluate(
+                    model,
+                    self.loaded,
+                    limit=self.limit,
+                    bootstrap_iters=0,  # it forks processes, and intervals are ours
+                    log_samples=True,
+                    confirm_run_unsafe_code=self._unsafe,
+                )
+            return results
+        finally:
+            for task in self.tasks.values():
+                del vars(task)["build_all_requests"]
+
+    def aggregate(self, task: str, metric: str, values: list[Any]) -> float:
+        """A task's own aggregation of per-document values; NaN where it is undefined."""
+        function = self.tasks[task].aggregation().get(metric) or np.mean
+        try:
+            return float(function(values))
+        except (ValueError, ZeroDivisionError, OverflowError):
+            return math.nan
+
+    def is_mean(self, task: str, metric: str) -> bool:
+        """Whether a metric is the mean over documents."""
+        from lm_eval.api.metrics import mean
+
+        return self.tasks[task].aggregation().get(metric, mean) is mean
+
+    def higher_is_better(self, task: str, metric: str) -> bool:
+        """The direction of a metric; higher when the task does not say."""
+        return bool(self.tasks[task].higher_is_better().get(metric, True))
+
+
+def metrics_of(results: dict[str, Any], name: str) -> dict[str, float]:
+    """`metric,filter` -> value, of a task or group of lm-eval's results."""
+    found = results["results"].get(name, {})
+    return {key: value for key, value in found.items() if "," in key and "_stderr," not in key and not isinstance(value, str)}
+
+
+def jsonable(value: Any) -> Any:
+    """Plain JSON types only, other objects as lm-eval writes them; a number that is none becomes null."""
+    from lm_eval.utils import handle_non_serializable
+
+    if isinstance(value, dict):
+        return {str(key): jsonable(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(inner) for inner in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (str, int)) else jsonable(handle_non_serializable(value))
+
+
+def logged_sample(sample: dict[str, Any]) -> dict[str, Any]:
+    """One document's samples record in the form of lm-eval's files, which its own tools and `datasets` read."""
+    from lm_eval.utils import sanitize_list
+
+    arguments = {
+        f"gen_args_{i}": {f"arg_{j}": part for j, part in enumerate(args)} for i, args in enumerate(sample["arguments"])
+    }
+    texts = {name: sanitize_list(sample[name]) for name in ("resps", "filtered_resps")}
+    written: dict[str, Any] = jsonable(sample | texts | {"arguments": arguments, "target": str(sample["target"])})
+    return written
+
+
+def task_hashes(samples: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
+    """lm-eval's identity of what each task asked."""
+    from lm_eval.utils import hash_string
+
+    return {
+        task: hash_string("".join(s["doc_hash"] + s["prompt_hash"] + s["target_hash"] for s in records))
+        for task, records in samples.items()
+    }
+
+
+def check_finite(results: dict[str, Any]) -> None:
+    """Raises UserError for a metric that is not a number: a result that says nothing must not pass for one."""
+    for name in results["results"]:
+        for key, value in metrics_of(results, name).items():
+            if math.isnan(value):
+                raise UserError(f"task '{name}': {key} is not a number: the model's states broke, or no document counts for it")
+
+
+def _load(manager: "TaskManager", names: list[str]) -> Any:
+    for name in names:
+        if not is_file(name) and name not in manager.task_index:
+            raise unknown_task(name, manager.all_tasks)
+    try:
+        return manager.load(names)
+    except UserError:
+        raise
+    except Exception as error:  # data sets, templates and YAML raise whatever they like
+        raise UserError(f"task {', '.join(names)}: {one_line(error)}") from error
+
+
+def _configure(task: Any, num_fewshot: int | None, gen_kwargs: dict[str, Any] | None) -> None:
+    """The overrides of lm-eval's simple_evaluate, by its rules."""
+    if gen_kwargs and task.get_config("output_type") == "generate_until":
+        task.set_config(key="generation_kwargs", value=gen_kwargs, update=True)
+    own = task.get_config("num_fewshot")
+    if own is None or (num_fewshot is not None and own != 0):
+        task.set_config(key="num_fewshot", value=num_fewshot or 0)
+    task.set_fewshot_seed(seed=FEWSHOT_SEED)
+
+
+def _build(name: str, task: Any, limit: int | None) -> None:
+    try:
+        task.build_all_requests(limit=limit, rank=0, world_size=1, cache_requests=False)
+    except Exception as error:
+        raise UserError(f"task '{name}': {one_line(error)}") from error
+    counts = Counter(instance.request_type for instance in task.instances)
+    if not counts:
+        raise UserError(f"task '{name}' has no documents: check its data and splits")
