@@ -74,8 +74,8 @@ def panels_by_group(title: str, look: dict[str, Look], *, sharey: bool = True) -
         -(-len(groups) // 2),
         2,
         panel=1.45,
-        between=(0.55, 0.6 + _LINE * max(lines)),
-        margin=Margin(left=0.5, right=0.1, top=0.45, bottom=0.6 + _LINE * max(lines[(len(groups) - 1) // 2 * 2 :])),
+        between=(0.6, 0.6 + _LINE * max(lines)),
+        margin=Margin(left=0.57, right=0.1, top=0.45, bottom=0.6 + _LINE * max(lines[(len(groups) - 1) // 2 * 2 :])),
         sharex=True,
         sharey=sharey,
     )

@@ -120,8 +120,8 @@ def against_threshold(run: Run, model: str, benchmark: str) -> "Figure":
         len(groups),
         2,
         panel=1.0,
-        between=(0.5, 0.45),
-        margin=Margin(left=0.5, right=1.3, top=0.45, bottom=0.4),
+        between=(0.55, 0.45),
+        margin=Margin(left=0.57, right=1.3, top=0.45, bottom=0.4),
         sharex="row",
         sharey="col",
     )
