@@ -6,13 +6,16 @@ import json
 import math
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from halting_bench.benchmarks.base import Benchmark
 from halting_bench.errors import UserError, unknown_name
+
+if TYPE_CHECKING:
+    from halting_bench.timing.protocol import Protocol
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -88,7 +91,9 @@ class PolicyRecipe(Strict):
             raise ValueError("the grid is empty: give absolute thresholds, quantiles, or both")
         free = [rule for rule in (*self.any_of, *self.all_of) if rule.threshold is None]
         if (self.any_of or self.all_of) and len(free) != 1:
-            raise ValueError(f"exactly one rule of a combination takes the grid's threshold, {len(free)} have none of their own")
+            raise ValueError(
+                f"exactly one rule of a combination takes the grid's threshold, {len(free)} have none of their own"
+            )
         return self
 
 
@@ -239,6 +244,8 @@ BENCHMARKS = {
     "s3": "running product in the group of permutations of three things (procedural, by number of factors)",
     "hop": "value of a variable defined through others (procedural, by depth of the definition)",
     "add": "digits of a sum, least significant first (procedural, by carry chain)",
+    "roots": "root of a node in a forest given as pointers, for encoders (procedural, by depth of the node)",
+    "expressions": "value of nested operations on digits, for encoders (procedural, by height)",
     "docs": "bits per byte on the English task pages inside the installed lm-eval",
     "text:PATH": "bits per byte on a UTF-8 file or folder of your own",
 }
@@ -247,7 +254,7 @@ BENCHMARKS = {
 
 def find_benchmark(name: str) -> Benchmark:
     """A benchmark from its name, or `text:PATH`."""
-    from halting_bench.benchmarks.procedural import TASKS
+    from halting_bench.benchmarks.tasks import TASKS
     from halting_bench.benchmarks.text_sources import docs_benchmark, text_benchmark
 
     if name.startswith("text:"):
@@ -260,9 +267,35 @@ def find_benchmark(name: str) -> Benchmark:
 
 
 def _limit(value: str | int) -> str | int:
-    if isinstance(value, bool) or (isinstance(value, int) and value < 2) or (isinstance(value, str) and value not in ("default", "all")):
+    if (
+        isinstance(value, bool)
+        or (isinstance(value, int) and value < 2)
+        or (isinstance(value, str) and value not in ("default", "all"))
+    ):
         raise ValueError("must be a number of documents (2 or more: some calibrate, some test), 'all' or 'default'")
     return value
+
+
+class LatencyConfig(Strict):
+    """How chosen points are timed (see timing.protocol.Protocol for the protocol's own settings)."""
+
+    enabled: bool = True
+    batch_rows: int = Field(default=8, ge=1)
+    length: int = Field(default=48, ge=1)  # tokens of a timed sequence, at most
+    min_runs: int = Field(default=6, ge=1)
+    min_time_s: float = Field(default=0.1, ge=0)
+    max_time_s: float = Field(default=2.0, gt=0)
+    blocks: int = Field(default=3, ge=1)
+    warm_ups: int = Field(default=1, ge=1)
+    noise_target: float = Field(default=0.05, gt=0)
+    time_budget_s: float = Field(default=60.0, ge=0)  # of the whole sweep, shared out evenly
+
+    def protocol(self, jobs: int) -> "Protocol":
+        """The timing protocol of one of `jobs` equal shares."""
+        from halting_bench.timing.protocol import Protocol
+
+        own = self.model_dump(exclude={"enabled", "batch_rows", "length", "time_budget_s"})
+        return Protocol(**own, time_budget_s=self.time_budget_s / jobs)
 
 
 class SweepConfig(Strict):
@@ -280,6 +313,10 @@ class SweepConfig(Strict):
     shard_documents: int = Field(default=16, ge=1)
     batch_tokens: int = Field(default=2048, ge=1)
     keep_trace: bool = False
+    execute: bool = True  # act out and time the iso-quality point of each benchmark, a faster and a slower one
+    kv_mode: str = "latest"
+    prefill: str = "adaptive"
+    latency: LatencyConfig = LatencyConfig()
     plots: bool = True
 
 

@@ -74,21 +74,23 @@ def document_rows(unit: TracedUnit, selected: Selected) -> tuple["pd.DataFrame",
     if whole is None or test is None:
         raise ValueError("a unit has at least one shard")
     points, documents = whole.quality.shape
-    frame = pd.DataFrame({
-        "policy": selected.policy,
-        "threshold": np.repeat(selected.thresholds, documents),
-        "split": np.tile(np.where(unit.in_split("calibration"), "calibration", "test"), points),
-        "document": np.tile(np.array(unit.documents), points),
-        "n_tokens": np.tile(unit.counts, points),
-        "quality_sum": whole.quality.ravel(),
-        "depth_sum": whole.depth.ravel(),
-    })
+    frame = pd.DataFrame(
+        {
+            "policy": selected.policy,
+            "threshold": np.repeat(selected.thresholds, documents),
+            "split": np.tile(np.where(unit.in_split("calibration"), "calibration", "test"), points),
+            "document": np.tile(np.array(unit.documents), points),
+            "n_tokens": np.tile(unit.counts, points),
+            "quality_sum": whole.quality.ravel(),
+            "depth_sum": whole.depth.ravel(),
+        }
+    )
     return frame, test.histogram
 
 
-def subset_rows(unit: TracedUnit, selected: Selected, families: dict[str, tuple[str, ...]], edges: np.ndarray) -> Iterator[
-    tuple[str, "pd.DataFrame", np.ndarray]
-]:
+def subset_rows(
+    unit: TracedUnit, selected: Selected, families: dict[str, tuple[str, ...]], edges: np.ndarray
+) -> Iterator[tuple[str, "pd.DataFrame", np.ndarray]]:
     """(subset, its columns, its exit histogram [G, R]) of the test rows of every subset that has any."""
     for family, names in families.items():
         totals: dict[int, Tally] = {}
@@ -111,13 +113,15 @@ def histogram_frame(policy: str, thresholds: np.ndarray, subset: str, histogram:
     import pandas as pd
 
     point, step = np.nonzero(histogram)
-    return pd.DataFrame({
-        "policy": policy,
-        "threshold": thresholds[point],
-        "subset": subset,
-        "step": step + 1,
-        "count": histogram[point, step],
-    })
+    return pd.DataFrame(
+        {
+            "policy": policy,
+            "threshold": thresholds[point],
+            "subset": subset,
+            "step": step + 1,
+            "count": histogram[point, step],
+        }
+    )
 
 
 def convergence_frame(unit: TracedUnit) -> "pd.DataFrame":

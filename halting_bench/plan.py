@@ -103,7 +103,11 @@ def build_policy(recipe: PolicyRecipe, threshold: float) -> HaltingPolicy:
         return _user_policy(recipe, threshold)
     rules = tuple(
         ThresholdPolicy(
-            rule.signal, threshold if rule.threshold is None else rule.threshold, rule.hits, max(rule.min_steps, recipe.min_steps), rule.every
+            rule.signal,
+            threshold if rule.threshold is None else rule.threshold,
+            rule.hits,
+            max(rule.min_steps, recipe.min_steps),
+            rule.every,
         )
         for rule in recipe.any_of or recipe.all_of
     )
@@ -117,7 +121,9 @@ def _user_policy(recipe: PolicyRecipe, threshold: float) -> HaltingPolicy:
     except TypeError as error:
         raise UserError(f"policy '{recipe.name}': cannot build {recipe.python}(threshold={threshold}): {error}") from None
     if not isinstance(policy, HaltingPolicy):
-        raise UserError(f"policy '{recipe.name}': {recipe.python} is no HaltingPolicy: derive it from halting_bench.HaltingPolicy")
+        raise UserError(
+            f"policy '{recipe.name}': {recipe.python} is no HaltingPolicy: derive it from halting_bench.HaltingPolicy"
+        )
     return policy
 
 

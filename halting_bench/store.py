@@ -1,11 +1,11 @@
 """The run directory: atomic writes, a lock, resume, and reading every schema up to ours. Imports no torch.
 
-    manifest.json      what was asked, resolved, and on what machine
-    cells/             one folder a (model, benchmark, seed): finished parts, each written whole or not at all
-    trace/             shards of the recorded pass, while they are needed
-    points.parquet     the records; points.csv joins the latency to them
-    tables/  plots/    rendered results
-    events.jsonl       what happened, a line each
+manifest.json      what was asked, resolved, and on what machine
+cells/             one folder a (model, benchmark, seed): finished parts, each written whole or not at all
+trace/             shards of the recorded pass, while they are needed
+points.parquet     the records; points.csv joins the latency to them
+tables/  plots/    rendered results
+events.jsonl       what happened, a line each
 """
 
 import contextlib
@@ -180,5 +180,7 @@ def load_run(path: str | Path) -> Run:
             raise UserError(f"{file} cannot be read ({error}): run the same sweep command again") from None
     missing = [column for column in POINT_COLUMNS if column not in frames["points"]]
     if missing:
-        raise UserError(f"{folder}/points.parquet lacks the columns {', '.join(missing)}: run the sweep again with another --out")
+        raise UserError(
+            f"{folder}/points.parquet lacks the columns {', '.join(missing)}: run the sweep again with another --out"
+        )
     return Run(path=folder, manifest=manifest, **frames)

@@ -74,20 +74,22 @@ def outcome_columns(quality: np.ndarray, counts: np.ndarray, tally: Tally, metri
     rows = tally.histogram.sum(axis=1)
     steps = tally.histogram.shape[1]
     core = tally.histogram @ np.arange(1, steps + 1)
-    return pd.DataFrame({
-        "n_documents": int((counts > 0).sum()),
-        "n_tokens": tokens,
-        "mean_depth": core / rows,
-        "depth_p50": depth_percentile(tally.histogram, 0.5),
-        "depth_p95": depth_percentile(tally.histogram, 0.95),
-        "exhausted_fraction": (rows - tally.halted - tally.nonfinite) / rows,
-        "never_fired_fraction": tally.never / rows,
-        "nonfinite_fraction": tally.nonfinite / rows,
-        "quality": mean,
-        "quality_lo": low,
-        "quality_hi": high,
-        "core_steps": core,
-    })
+    return pd.DataFrame(
+        {
+            "n_documents": int((counts > 0).sum()),
+            "n_tokens": tokens,
+            "mean_depth": core / rows,
+            "depth_p50": depth_percentile(tally.histogram, 0.5),
+            "depth_p95": depth_percentile(tally.histogram, 0.95),
+            "exhausted_fraction": (rows - tally.halted - tally.nonfinite) / rows,
+            "never_fired_fraction": tally.never / rows,
+            "nonfinite_fraction": tally.nonfinite / rows,
+            "quality": mean,
+            "quality_lo": low,
+            "quality_hi": high,
+            "core_steps": core,
+        }
+    )
 
 
 def _compare(frame: "pd.DataFrame", unit: TracedUnit, tally: Tally, mask: np.ndarray) -> None:
@@ -117,9 +119,7 @@ def random_rows(unit: TracedUnit, points: Points, tallies: Tallies) -> "pd.DataF
             step_flops=(tally.histogram @ np.arange(1, unit.steps + 1)) * _step_flops(unit, split),
             fingerprint=~tally.fingerprint,
         )
-    control = Points(
-        f"random@{points.policy}", points.thresholds, "control", 1, 1, points.params, needs_logits=False
-    )
+    control = Points(f"random@{points.policy}", points.thresholds, "control", 1, 1, points.params, needs_logits=False)
     return point_rows(unit, control, expected)
 
 

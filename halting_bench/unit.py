@@ -92,7 +92,9 @@ def open_trace(run: RunDirectory, unit: Unit, model: RecurrentModel, benchmark: 
 _STAGES = {"embed": "embed", "step": "step/0", "readout": "readout"}
 
 
-def run_cells(run: RunDirectory, unit: Unit, traced: TracedUnit, chooser: TracedUnit | None, advance: Advance) -> list["pd.DataFrame"]:
+def run_cells(
+    run: RunDirectory, unit: Unit, traced: TracedUnit, chooser: TracedUnit | None, advance: Advance
+) -> list["pd.DataFrame"]:
     """Rows of the controls and of every policy, from disk where they are there already.
 
     A policy that fails becomes a row that says so; it is tried again by the next run of the same command.
@@ -157,9 +159,7 @@ def _policy_cell(run: RunDirectory, unit: Unit, traced: TracedUnit, plan: Policy
     if plan.not_applicable:
         return pd.DataFrame([blank_row(plan.recipe.name, "not_applicable", plan.not_applicable)])
     every_step = traced.watched_step(plan.needs_logits, plan.signal_flops)
-    points, tallies = (
-        _replay_rule(run, unit, traced, plan, every_step) if plan.rule else _replay_grid(traced, plan, every_step)
-    )
+    points, tallies = _replay_rule(run, unit, traced, plan, every_step) if plan.rule else _replay_grid(traced, plan, every_step)
     return pd.concat([point_rows(traced, points, tallies), random_rows(traced, points, tallies)], ignore_index=True)
 
 

@@ -70,7 +70,9 @@ def iso_rows(rows: "pd.DataFrame", metric: Metric, full_depth: int) -> "pd.DataF
             row |= {"status": "unreached", "error": "no threshold keeps full-depth quality on the calibration documents"}
         elif given["status"] == "ok":
             threshold = rows.loc[chosen[policy], "threshold"]
-            found = point.loc[[(policy, threshold)]].iloc[0] if threshold == threshold else test[test["policy"] == policy].iloc[0]
+            found = (
+                point.loc[[(policy, threshold)]].iloc[0] if threshold == threshold else test[test["policy"] == policy].iloc[0]
+            )
             depth, quality = float(found["mean_depth"]), float(found["quality"])
             at_same = float(np.interp(depth, uniform["mean_depth"], uniform["quality"]))
             inside = len(oracle) > 1 and oracle["mean_depth"].iloc[0] <= depth <= oracle["mean_depth"].iloc[-1]

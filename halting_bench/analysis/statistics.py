@@ -59,3 +59,12 @@ def paired_difference(first: np.ndarray, second: np.ndarray, counts: np.ndarray)
     documents = int((counts > 0).sum())
     half = float(error) * _quantile(documents) if documents > 1 else float("nan")
     return float(difference), float(difference) - half, float(difference) + half
+
+
+def mean_of_documents(values: np.ndarray) -> tuple[float, float, float]:
+    """Mean over documents, each counting the same, with its 95 % interval. values: [M]."""
+    if not len(values):
+        return float("nan"), float("nan"), float("nan")
+    mean = float(values.mean())
+    half = _quantile(len(values)) * float(values.std(ddof=1)) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
+    return mean, mean - half, mean + half

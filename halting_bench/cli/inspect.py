@@ -67,7 +67,9 @@ def show(name: Annotated[str, typer.Argument(help="A model, a policy, or a file 
     print(yaml.safe_dump(value, sort_keys=False, width=80, allow_unicode=True), end="")
 
 
-def validate(file: Annotated[Path, typer.Argument(help="A policy recipe, sweep config, training recipe or card (YAML).")]) -> None:
+def validate(
+    file: Annotated[Path, typer.Argument(help="A policy recipe, sweep config, training recipe or card (YAML).")],
+) -> None:
     """Check a YAML file and say what it is."""
     from halting_bench import catalog
 

@@ -24,13 +24,19 @@ def sweep(
     out: Annotated[Path | None, typer.Option(help="Run directory. Default: results/<run id>.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Any setting, key=value; dots go inside.")] = None,
     keep_trace: Annotated[bool, typer.Option("--keep-trace", help="Keep the recorded pass for calibrate.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the number of model passes; do nothing.")] = False,
+    no_execute: Annotated[bool, typer.Option("--no-execute", help="Replay only: act out and time nothing.")] = False,
+    no_latency: Annotated[bool, typer.Option("--no-latency", help="Act out the chosen points, but time nothing.")] = False,
+    time_budget: Annotated[float | None, typer.Option(help="Seconds that timing may take in all.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and the number of model passes; do nothing.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Sweep policies over benchmarks: quality against mean depth, tables and plots. The same command resumes."""
-    from halting_bench import sweep as engine
+    from halting_bench import sweep as run_sweep
     from halting_bench.catalog import read_config
     from halting_bench.cli.progress import bars
+    from halting_bench.jobs import plan_sweep
 
     given: dict[str, Any] = {
         "models": model,
@@ -42,13 +48,16 @@ def sweep(
         "device": device,
         "dtype": dtype,
         "keep_trace": keep_trace or None,
+        "execute": False if no_execute else None,
     }
-    resolved = read_config(config, given, settings or [])
+    inner = ["latency.enabled=false"] if no_latency else []
+    inner += [f"latency.time_budget_s={time_budget}"] if time_budget is not None else []
+    resolved = read_config(config, given, [*inner, *(settings or [])])
     if dry_run:
-        print_json(engine.plan_sweep(resolved).summary())
+        print_json(plan_sweep(resolved).summary())
         return
     with bars() as progress:
-        folder = engine.sweep(resolved, out=out, progress=progress)
+        folder = run_sweep(resolved, out=out, progress=progress)
     _show(folder, as_json, resolved.plots)
 
 

@@ -49,7 +49,7 @@ class CurveBuilder:
         self.full_quality += float(outcome[:, -1].sum())
         values = extremum[:, :-1].ravel()  # a rule that fires at R saved nothing
         change = (outcome[:, :-1] - outcome[:, 1:]).ravel()
-        finite = np.isfinite(values)
+        finite = values < np.inf  # minus infinity fires at any threshold
         distinct, where = np.unique(values[finite], return_inverse=True)
         if not len(distinct):
             return

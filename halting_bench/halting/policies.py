@@ -48,10 +48,13 @@ class ThresholdPolicy(HaltingPolicy):
         score = self.rule.score(features)
         if view.shared:
             score = pooled(self.rule, score)
-        checked = view.step % self.every == 0
-        hit = passes(self.rule, score, state["threshold"])
-        count = torch.where(checked, torch.where(hit, state["hit_count"] + 1, 0), state["hit_count"])
-        halt = checked & (count >= self.hits) & (view.step >= self.min_steps)
+        halt, count = passes(self.rule, score, state["threshold"]), state["hit_count"]
+        if self.hits > 1 or self.every > 1:  # one row at a time, every operation that is not needed shows in the latency
+            checked = view.step % self.every == 0
+            count = torch.where(checked, torch.where(halt, count + 1, 0), count)
+            halt = checked & (count >= self.hits)
+        if self.min_steps > 1:
+            halt = halt & (view.step >= self.min_steps)
         memory = {**features.remember(self.rule.remembers), "hit_count": count, "threshold": state["threshold"]}
         return Verdict(halt, score), memory
 

@@ -177,12 +177,19 @@ def _unchanged(f: Features) -> Tensor:
     return torch.where(f.unchanged < 0, torch.nan, f.unchanged.to(f.latent.dtype))
 
 
-def _latent(score: Callable[[Features], Tensor], remembers: tuple[str, ...], first: int, passes: int, closed: bool = False) -> Signal:
+def _latent(
+    score: Callable[[Features], Tensor], remembers: tuple[str, ...], first: int, passes: int, closed: bool = False
+) -> Signal:
     return Signal(score, remembers, first, "below", closed=closed, latent_passes=passes)
 
 
 def _logit(
-    score: Callable[[Features], Tensor], remembers: tuple[str, ...], first: int, passes: int, fires: str = "below", closed: bool = False
+    score: Callable[[Features], Tensor],
+    remembers: tuple[str, ...],
+    first: int,
+    passes: int,
+    fires: str = "below",
+    closed: bool = False,
 ) -> Signal:
     return Signal(score, remembers, first, fires, closed=closed, needs_logits=True, vocab_passes=passes)
 

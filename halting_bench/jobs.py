@@ -1,0 +1,180 @@
+"""From what a sweep was asked to what it will do: models, benchmarks and policies resolved, before any work is done."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from halting_bench import catalog
+from halting_bench.architectures.base import RecurrentModel
+from halting_bench.architectures.config import read_config
+from halting_bench.architectures.load import load_model
+from halting_bench.benchmarks.base import Benchmark
+from halting_bench.errors import UserError
+from halting_bench.plan import plan_policy
+from halting_bench.records import SCHEMA_VERSION, digest
+from halting_bench.timing.environment import stamp
+from halting_bench.unit import Unit, cell_count
+
+
+@dataclass(frozen=True)
+class Job:
+    """One (model, benchmark): its units are one a seed."""
+
+    model_name: str
+    folder: Path
+    model_hash: str
+    benchmark: Benchmark
+    benchmark_hash: str
+    units: tuple[Unit, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sweep will do, before it does it."""
+
+    config: catalog.SweepConfig
+    device: str
+    jobs: tuple[Job, ...]
+    run_id: str
+
+    def summary(self) -> dict[str, Any]:
+        """What `--dry-run` prints."""
+        return {
+            "run_id": self.run_id,
+            "device": self.device,
+            "dtype": self.config.dtype,
+            "model_passes": sum(len(job.units) for job in self.jobs),
+            "cells": sum(cell_count(unit) for job in self.jobs for unit in job.units),
+            "jobs": [
+                {
+                    "model": job.model_name,
+                    "benchmark": job.benchmark.name,
+                    "documents": len(job.units[0].documents),
+                    "sequences_each": job.units[0].sequences_each,
+                    "max_steps": job.units[0].max_steps,
+                    "full_depth": job.units[0].mean_recurrence,
+                    "seeds": [unit.seed for unit in job.units],
+                    "policies": sum(not plan.not_applicable for plan in job.units[0].plans),
+                    "not_applicable": {p.recipe.name: p.not_applicable for p in job.units[0].plans if p.not_applicable},
+                }
+                for job in self.jobs
+            ],
+        }
+
+
+def plan_sweep(config: catalog.SweepConfig) -> Plan:
+    """Resolves names, devices and defaults. Raises UserError for anything misspelt, before any work is done."""
+    import torch
+
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device 'cuda' was asked for and this machine has none that torch sees: use --device cpu")
+    names = config.policies or (*catalog.policy_names(), *catalog.plugin_names())
+    recipes = [catalog.find_policy(name) for name in dict.fromkeys(names)]
+    doubled = {recipe.name for recipe in recipes if [r.name for r in recipes].count(recipe.name) > 1}
+    if doubled:
+        raise UserError(f"two policies are called '{min(doubled)}': rename one of them")
+    jobs = []
+    for name in config.models:
+        folder, card = catalog.find_model(name)
+        model_hash = hash_model(folder)
+        model = load_model(folder, dtype=getattr(torch, config.dtype), device="cpu")
+        wanted = config.benchmarks or card.benchmarks or ("docs",)
+        jobs += [_plan_job(config, recipes, card.name, folder, model_hash, model, benchmark) for benchmark in wanted]
+    identity = {
+        "config": catalog.show(config) | {"device": device, "keep_trace": None, "plots": None, "latency": None},
+        "jobs": [[job.model_hash, job.benchmark_hash, job.units[0].max_steps] for job in jobs],
+        "policies": [catalog.show(recipe) for recipe in recipes],
+        "schema": SCHEMA_VERSION,
+        "version": stamp()["halting_bench"],
+    }
+    return Plan(config, device, tuple(jobs), digest(identity))
+
+
+def _plan_job(
+    config: catalog.SweepConfig,
+    recipes: list[catalog.PolicyRecipe],
+    model_name: str,
+    folder: Path,
+    model_hash: str,
+    model: RecurrentModel,
+    benchmark_name: str,
+) -> Job:
+    benchmark = catalog.find_benchmark(benchmark_name)
+    spec = model.spec
+    if len(spec.loops) > 1:
+        raise UserError(f"model '{model_name}' has {len(spec.loops)} loops: its early exits cannot be replayed")
+    max_steps = config.max_steps or (spec.mean_recurrence if spec.fixed_recurrence else 4 * spec.mean_recurrence)
+    if spec.fixed_recurrence and max_steps > spec.mean_recurrence:
+        raise UserError(
+            f"model '{model_name}' has {spec.mean_recurrence} loops and no more: max_steps {max_steps} is too large"
+        )
+    if max_steps < spec.mean_recurrence:
+        raise UserError(
+            f"max_steps {max_steps} is below the trained depth {spec.mean_recurrence} of '{model_name}': give at least that"
+        )
+    plans = tuple(plan_policy(recipe, spec, max_steps) for recipe in recipes)
+    sample = benchmark.default_sample
+    limit, each = (sample.documents, sample.sequences) if config.limit == "default" else (config.limit, None)
+    units = []
+    for seed in config.seeds:
+        documents = tuple(benchmark.sample(None if limit == "all" else int(limit), config.seeds[0]))
+        if len(documents) < 2:
+            raise UserError(
+                f"benchmark '{benchmark.name}' has {len(documents)} document: two are needed, to calibrate and to test"
+            )
+        key = f"{model_name}/{_slug(benchmark.name)}/{seed}"
+        units.append(
+            Unit(
+                key=key,
+                model_name=model_name,
+                benchmark_name=benchmark.name,
+                seed=seed,
+                documents=documents,
+                sequences_each=each,
+                calibration_fraction=config.calibration_fraction,
+                max_steps=max_steps,
+                mean_recurrence=spec.mean_recurrence,
+                shard_documents=config.shard_documents,
+                batch_tokens=config.batch_tokens,
+                plans=plans,
+            )
+        )
+    return Job(model_name, folder, model_hash, benchmark, digest(benchmark.manifest()), tuple(units))
+
+
+def _slug(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
+
+
+def hash_model(folder: Path) -> str:
+    """The identity of a checkpoint: its config and the bytes of its weights."""
+    import hashlib
+
+    content = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        with open(path, "rb") as file:
+            content.update(hashlib.file_digest(file, "sha256").digest())
+    return digest({"config": read_config(folder), "weights": content.hexdigest()})
+
+
+def manifest(plan: Plan) -> dict[str, Any]:
+    """What manifest.json says: the resolved request and the machine."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": plan.run_id,
+        "config": catalog.show(plan.config),
+        "plan": plan.summary(),
+        "models": [
+            {"model": job.model_name, "model_hash": job.model_hash, "mean_recurrence": job.units[0].mean_recurrence}
+            for job in {job.model_name: job for job in plan.jobs}.values()
+        ],
+        "benchmarks": [
+            {"benchmark": job.benchmark.name, "benchmark_hash": job.benchmark_hash, "manifest": job.benchmark.manifest()}
+            for job in {job.benchmark.name: job for job in plan.jobs}.values()
+        ],
+        "policies": [catalog.show(policy.recipe) for policy in plan.jobs[0].units[0].plans],
+        "environment": stamp(plan.device, plan.config.dtype),
+    }
