@@ -14,7 +14,7 @@ from halting_bench.assembly import typed_points, unit_frames, unit_rows
 from halting_bench.catalog import SweepConfig
 from halting_bench.errors import UserError
 from halting_bench.execution import act_out, measure_points
-from halting_bench.jobs import Job, Plan, manifest, plan_sweep
+from halting_bench.jobs import Plan, manifest, plan_sweep
 from halting_bench.store import RunDirectory, open_run, read_manifest, write_bytes, write_frame, write_json
 from halting_bench.unit import cell_count, open_trace, run_cells, trace_unit
 

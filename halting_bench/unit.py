@@ -6,7 +6,6 @@ Every part lands in its own file, whole or not at all, so an interrupted sweep g
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -190,7 +189,7 @@ def _replay_grid(traced: TracedUnit, plan: PolicyPlan, every_step: tuple[float, 
 
 
 def read_curves(run: RunDirectory, unit: Unit, policy: str) -> dict[str, dict[str, np.ndarray]]:
-    """split -> threshold, mean_depth, quality of a rule's exact curve; empty for policies without one."""
+    """Of each split: threshold, mean_depth, quality of a rule's exact curve; empty for policies without one."""
     path = run.part("cells", unit.key, f"{policy}.curve.safetensors")
     if not path.exists():
         return {}

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -161,7 +162,7 @@ def fastest_at(builder: CurveBuilder, at_least: float, sign: int) -> tuple[float
     Returns:
         A signed threshold and True, or (-inf, False) when no threshold that fires anywhere reaches it.
     """
-    best: tuple[np.generic, np.generic | None] | None = None
+    best: tuple[Any, Any | None] | None = None
     waiting = False
     for chunk in builder.chunks():
         if waiting and best is not None:
@@ -176,14 +177,14 @@ def fastest_at(builder: CurveBuilder, at_least: float, sign: int) -> tuple[float
     return (float(between(*best)), True) if best is not None else (float("-inf"), False)
 
 
-def between(low: np.generic, high: np.generic | None) -> np.generic:
-    """A number b with low < b <= high, with as few significant digits as will do, in the dtype of `low`."""
-    dtype = low.dtype
+def between(low: Any, high: Any | None) -> Any:
+    """A number b with low < b <= high, with as few significant digits as will do, in the dtype of `low` (numpy scalars)."""
+    dtype = low.dtype.type
     if high is None:
-        high = np.asarray(np.nextafter(low, dtype.type(np.inf)) if low == 0 else max(low * 2, low / 2, key=float), dtype)[()]
+        high = np.nextafter(low, dtype(np.inf)) if low == 0 else max(dtype(low * 2), dtype(low / 2))
     middle = float(low) / 2 + float(high) / 2
     for digits in range(1, 17):
-        candidate = dtype.type(f"{middle:.{digits - 1}e}")
+        candidate = dtype(f"{middle:.{digits - 1}e}")
         if low < candidate <= high:
             return candidate
-    return np.nextafter(low, dtype.type(np.inf))
+    return np.nextafter(low, dtype(np.inf))
