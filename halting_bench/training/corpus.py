@@ -122,7 +122,7 @@ def documents(source: Source, cache: Path) -> Iterator[str]:
         elif source.extract == "html" and name.endswith((".html", ".htm")):
             yield text_of_html(data.decode("utf-8", "ignore"))
         elif source.extract == "readme" and name.endswith("METADATA"):
-            yield data.decode("utf-8", "ignore").partition("\n\n")[2]
+            yield "\n".join(data.decode("utf-8", "ignore").splitlines()).partition("\n\n")[2]
         elif source.extract == "text":
             yield data.decode("utf-8", "ignore")
 
@@ -144,10 +144,9 @@ def _files(source: Source, cache: Path) -> Iterator[tuple[str, bytes]]:
         return
     if archive.suffix == ".deb":
         stream = io.BytesIO(subprocess.run(["dpkg-deb", "--fsys-tarfile", archive], check=True, capture_output=True).stdout)
-        tar = tarfile.open(fileobj=stream)
     else:
-        tar = tarfile.open(archive)
-    with tar:
+        stream = io.BytesIO(archive.read_bytes())
+    with tarfile.open(fileobj=stream) as tar:
         for member in sorted((m for m in tar.getmembers() if m.isfile()), key=lambda m: m.name):
             if fnmatch.fnmatch(member.name, source.include):
                 handle = tar.extractfile(member)
@@ -172,8 +171,8 @@ def download(source: Source, cache: Path) -> Path:
             subprocess.run(command, cwd=folder, check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError) as error:
             detail = (getattr(error, "stderr", b"") or b"").decode("utf-8", "ignore").strip().splitlines()
-            reason = detail[-1] if detail else str(error)
-            raise UserError(f"could not download {source.kind} package '{name}' ({reason}): run '{' '.join(command)}'") from error
+            why = detail[-1] if detail else str(error)
+            raise UserError(f"could not download {source.kind} package '{name}' ({why}): run '{' '.join(command)}'") from error
         found = [path for path in sorted(folder.iterdir()) if path.suffix in (".whl", ".deb", ".tgz")]
     return found[0]
 

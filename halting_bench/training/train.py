@@ -1,0 +1,314 @@
+"""Trains a model from a recipe: random depth, truncated back-propagation, a curriculum, atomic checkpoints.
+
+Every random choice of a step is drawn from generators seeded by (seed, step): a killed and resumed run is the run that was
+never killed, bit for bit on one machine. Tensors are stored as safetensors, counters as JSON; nothing is pickled.
+
+Shapes: B sequences, T positions, D width, V vocabulary.
+"""
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from halting_bench.architectures.attention import DenseContext
+from halting_bench.architectures.base import RecurrentModel
+from halting_bench.architectures.huginn import Huginn
+from halting_bench.architectures.self_transformer import SelfTransformer
+from halting_bench.architectures.two_scale import TwoScale
+from halting_bench.benchmarks.base import NOT_SCORED
+from halting_bench.errors import UserError
+from halting_bench.records import digest
+from halting_bench.training import corpus as corpora
+from halting_bench.training.data import Batch, Mixture
+from halting_bench.training.data import Progress as Curriculum
+from halting_bench.training.recipe import Recipe, load_recipe
+
+FAMILIES: dict[str, Callable[[dict], RecurrentModel]] = {
+    "huginn_raven": Huginn,
+    "self_transformer": SelfTransformer,
+    "two_scale": TwoScale,
+}
+LOGGED_DEPTHS = (1, 2, 4, 8, 16, 32)
+CHECKPOINT = "checkpoint.safetensors"
+
+
+@dataclass
+class Counters:
+    """All of a run's state that is not a tensor."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    curriculum: Curriculum = field(default_factory=Curriculum)
+
+
+def train(recipe_path: Path, out: Path, *, device: str = "auto", resume: bool = True) -> Path:
+    """Trains the recipe's model and writes it to a folder.
+
+    Args:
+        recipe_path: the YAML recipe.
+        out: the folder; holds config.json, model.safetensors, recipe.yaml, log.jsonl and, until the end, a checkpoint.
+        device: "cpu", "cuda" or "auto".
+        resume: go on from the folder's checkpoint; False starts over.
+
+    Returns:
+        `out`. A finished run is left as it is when resumed.
+    """
+    recipe = load_recipe(recipe_path)
+    chosen = pick_device(device)
+    torch.set_num_threads(recipe.threads)
+    out.mkdir(parents=True, exist_ok=True)
+    if not resume:
+        for name in (CHECKPOINT, "model.safetensors", "log.jsonl"):
+            (out / name).unlink(missing_ok=True)
+    run = Run(recipe, chosen, out)
+    if (out / "model.safetensors").exists() and not (out / CHECKPOINT).exists():
+        return out
+    shutil.copyfile(recipe_path, out / "recipe.yaml")
+    run.restore()
+    run.loop()
+    export(run.model, recipe, out)
+    (out / CHECKPOINT).unlink(missing_ok=True)
+    return out
+
+
+def pick_device(device: str) -> torch.device:
+    """Resolves "auto" to CUDA where there is one."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.split(":")[0] not in ("cpu", "cuda"):
+        raise UserError(f"unknown device '{device}': type 'cpu', 'cuda' or 'auto'")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"device '{device}' asked for, but this torch sees no GPU: type '--device cpu'")
+    return torch.device(device)
+
+
+def initialise(model: RecurrentModel, seed: int) -> None:
+    """Seeded weights: matrices N(0, 2 / 5D) cut at 3 sigma, those that write to the residual stream scaled down by depth."""
+    generator = torch.Generator().manual_seed(seed)
+    spec = model.spec
+    std = math.sqrt(2 / (5 * spec.width))
+    depth = spec.layers + sum(loop.layers for loop in spec.loops) * (spec.mean_recurrence - 1)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2 and "lm_head" not in name:
+            scale = std / math.sqrt(2 * depth) if name.endswith("proj.weight") else std
+            nn.init.trunc_normal_(parameter, std=scale, a=-3 * scale, b=3 * scale, generator=generator)
+
+
+def draw_depth(recipe: Recipe, rng: np.random.Generator) -> int:
+    """Steps of one loop, 1..cap."""
+    depth = recipe.depth
+    if rng.random() < depth.long:
+        return int(rng.integers(round(depth.mean), depth.cap + 1))
+    rate = math.exp(rng.normal(math.log(depth.mean) - depth.sigma**2 / 2, depth.sigma))
+    return min(int(rng.poisson(rate)) + 1, depth.cap)
+
+
+def forward(model: RecurrentModel, tokens: Tensor, noise: Tensor, depths: list[int], backprop: int) -> Tensor:
+    """Logits [B, T, V] after so many steps of each loop, of which the last `backprop` keep their graph. noise: [B, T, D]."""
+    context = DenseContext(tokens.shape[1], causal=model.spec.causal, device=tokens.device)
+    x = model.embed(tokens, context)
+    for loop, depth in enumerate(depths):
+        state = model.begin(loop, x, noise)
+        with torch.no_grad():
+            for _ in range(depth - backprop):
+                state = model.step(loop, state, x, context)
+        for _ in range(min(depth, backprop)):
+            state = model.step(loop, state, x, context)
+        x = model.end(loop, state, context)
+    return model.readout(x, context)
+
+
+class Run:
+    """One training run: model, optimizers, data and counters."""
+
+    def __init__(self, recipe: Recipe, device: torch.device, out: Path):
+        self.recipe, self.device, self.out = recipe, device, out
+        self.identity = digest(recipe.model_dump(mode="json", exclude={"checkpoint_every", "summary", "cannot", "benchmarks"}))
+        self.model = FAMILIES[recipe.family](recipe.config)
+        initialise(self.model, recipe.seed)
+        self.model.to(device)
+        corpus = corpora.build(recipe.corpus) if recipe.corpus and any(p.task == "text" for p in recipe.mixture) else None
+        self.corpus_manifest = corpus.manifest if corpus else None
+        self.mixture = Mixture(recipe, corpus)
+        self.counters = Counters(curriculum=self.mixture.start())
+        self.parameters = dict(self.model.named_parameters())
+        matrices = {name for name, p in self.parameters.items() if p.ndim == 2 and "wte" not in name and "lm_head" not in name}
+        rules = recipe.optimizer
+        self.optimizers: dict[str, torch.optim.Optimizer] = {
+            "muon": torch.optim.Muon(
+                [p for name, p in self.parameters.items() if name in matrices],
+                lr=rules.muon_lr, momentum=0.95, weight_decay=rules.muon_decay, adjust_lr_fn="original",
+            ),
+            "adamw": torch.optim.AdamW(
+                [p for name, p in self.parameters.items() if name not in matrices],
+                lr=rules.adam_lr, betas=(0.9, 0.95), weight_decay=0.0,
+            ),
+        }  # fmt: skip
+        self.rates = {"muon": rules.muon_lr, "adamw": rules.adam_lr}
+
+    def loop(self) -> None:
+        """Steps until the recipe's last one."""
+        recipe, counters = self.recipe, self.counters
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        console = Console(stderr=True)
+        with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+            shown = bar.add_task(recipe.name, total=recipe.steps, completed=counters.step)
+            while counters.step < recipe.steps:
+                begun = time.perf_counter()
+                self.step()
+                counters.seconds += time.perf_counter() - begun
+                bar.update(shown, completed=counters.step)
+                last = counters.step == recipe.steps
+                if counters.step % recipe.log_every == 0 or last:
+                    bar.update(shown, description=self.log())
+                if counters.step % recipe.checkpoint_every == 0 or last:
+                    self.save()
+
+    def step(self) -> float:
+        """One optimizer step; returns its loss."""
+        recipe, counters = self.recipe, self.counters
+        rng = np.random.default_rng([recipe.seed, counters.step])
+        depths = [draw_depth(recipe, rng) for _ in self.model.spec.loops]
+        batches = self.mixture.draw(rng, counters.curriculum)
+        total = 0.0
+        for batch, share in zip(batches, self.mixture.share, strict=True):
+            tokens, targets = self._tensors(batch)
+            noise = self._noise(tokens.shape, int(rng.integers(2**62)))
+            with self._precision():
+                logits = forward(self.model, tokens, noise, depths, recipe.depth.backprop)
+            loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=NOT_SCORED)
+            (loss * float(share)).backward()
+            self.mixture.learn(counters.curriculum, batch, (logits.argmax(-1) == targets).cpu().numpy(), min(depths))
+            counters.tokens += tokens.numel()
+            total += float(share) * float(loss.detach())
+        nn.utils.clip_grad_norm_(self.parameters.values(), recipe.optimizer.clip)
+        rate = self._rate()
+        for name, optimizer in self.optimizers.items():
+            for group in optimizer.param_groups:
+                group["lr"] = self.rates[name] * rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        counters.step += 1
+        return total
+
+    @torch.no_grad()
+    def log(self) -> str:
+        """Appends the held-out loss and accuracy by depth to log.jsonl; returns a line for the progress bar."""
+        counters = self.counters
+        held_out, shown = {}, []
+        for name in self.mixture.names:
+            batch = self.mixture.held_out(name)
+            loss, accuracy = self._by_depth(batch)
+            held_out[name] = {"loss": loss, "accuracy": accuracy}
+            shown.append(f"{name} " + "/".join(f"{value:.2f}" for value in loss.values()))
+        entry = {"step": counters.step, "tokens": counters.tokens, "seconds": round(counters.seconds, 1)}
+        entry |= {"held_out": held_out, "level": counters.curriculum.level}
+        if counters.step == self.recipe.steps:
+            entry |= {"device": self.device.type, "torch": torch.__version__, "corpus": self.corpus_manifest}
+        with (self.out / "log.jsonl").open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+        return f"{self.recipe.name} " + ", ".join(shown)
+
+    def _by_depth(self, batch: Batch) -> tuple[dict[str, float], dict[str, float]]:
+        tokens, targets = self._tensors(batch)
+        loss, accuracy = {}, {}
+        scored = torch.from_numpy(batch.hardest).to(self.device) & (targets != NOT_SCORED)
+        with self._precision():
+            for depth in LOGGED_DEPTHS:
+                logits = self.model(tokens, depth, self._noise(tokens.shape, 0))[scored].float()
+                loss[str(depth)] = round(float(F.cross_entropy(logits, targets[scored])), 4)
+                accuracy[str(depth)] = round(float((logits.argmax(-1) == targets[scored]).float().mean()), 4)
+        return loss, accuracy
+
+    def save(self) -> None:
+        """Writes the whole run to one file, atomically: tensors as safetensors, counters as JSON in its header."""
+        tensors = {f"model/{name}": parameter.detach() for name, parameter in self.parameters.items()}
+        for label, optimizer in self.optimizers.items():
+            for name, parameter in self.parameters.items():
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    tensors[f"{label}/{name}/{key}"] = value
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        header = {"counters": json.dumps(asdict(self.counters)), "recipe": self.identity}
+        partial = self.out / f"{CHECKPOINT}.partial"
+        save_file(tensors, partial, metadata=header)
+        os.replace(partial, self.out / CHECKPOINT)
+
+    def restore(self) -> None:
+        """Goes on from the folder's checkpoint, if there is one; log lines written after it are dropped."""
+        path, log = self.out / CHECKPOINT, self.out / "log.jsonl"
+        if not path.exists():
+            log.unlink(missing_ok=True)
+            return
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata()
+        if header["recipe"] != self.identity:
+            raise UserError(f"'{path}' is of another recipe: give another output folder, or start over with --no-resume")
+        state = json.loads(header["counters"])
+        self.counters = Counters(**(state | {"curriculum": Curriculum(**state["curriculum"])}))
+        tensors = load_file(path)
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(tensors[f"model/{name}"])
+        for label, optimizer in self.optimizers.items():
+            for name, parameter in self.parameters.items():
+                prefix = f"{label}/{name}/"
+                kept = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+                if kept:
+                    moved = {key: value if key == "step" else value.to(self.device) for key, value in kept.items()}
+                    optimizer.state[parameter] = moved
+        if log.exists():
+            lines = [line for line in log.read_text().splitlines() if json.loads(line)["step"] <= self.counters.step]
+            log.write_text("".join(line + "\n" for line in lines))
+
+    def _tensors(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(batch.tokens).to(self.device), torch.from_numpy(batch.targets).to(self.device)
+
+    def _noise(self, shape: torch.Size, seed: int) -> Tensor:
+        noise = torch.empty(*shape, self.model.spec.width)
+        nn.init.trunc_normal_(noise, a=-3, b=3, generator=torch.Generator().manual_seed(seed))
+        return noise.to(self.device)
+
+    def _rate(self) -> float:
+        rules, step, steps = self.recipe.optimizer, self.counters.step, self.recipe.steps
+        warm = min(1.0, (step + 1) / max(1, rules.warmup_steps))
+        fall = min(1.0, (steps - step) / max(1.0, rules.cooldown * steps))
+        return warm * max(rules.final, fall)
+
+    @contextlib.contextmanager
+    def _precision(self) -> Iterator[None]:
+        low = self.recipe.precision == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
+            yield
+
+
+def export(model: RecurrentModel, recipe: Recipe, out: Path) -> Path:
+    """Writes config.json and model.safetensors in the public layout: public keys and names, a tied head left out."""
+    config = recipe.config | {"model_type": recipe.family, "tokenizer": "bytes", "torch_dtype": recipe.export}
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    dtype = getattr(torch, recipe.export)
+    tied = recipe.config.get("tie_embeddings", True)
+    tensors = {
+        name: parameter.detach().to("cpu", dtype).contiguous()
+        for name, parameter in model.state_dict().items()
+        if not (tied and name == "lm_head.weight")
+    }
+    partial = out / "model.safetensors.partial"
+    save_file(tensors, partial, metadata={"format": "pt"})
+    os.replace(partial, out / "model.safetensors")
+    return out / "model.safetensors"
