@@ -149,9 +149,11 @@ def _trace_batch(model: RecurrentModel, sequences: list[Sequence], plan: TracePl
         features = Features(here, memory)
         for name in plan.signals:
             columns[f"score/{name}"][rows, k - 1] = SIGNALS[name].score(features).cpu().numpy()
-        columns["loss"][rows, k - 1] = -features.log_p.gather(1, gold[:, None])[:, 0].cpu().numpy()
+        loss = -features.log_p.gather(1, gold[:, None])[:, 0]
+        columns["loss"][rows, k - 1] = loss.cpu().numpy()
         columns["correct"][rows, k - 1] = (features.argmax == gold).cpu().numpy()
-        broken = torch.where(~features.latent_norm.isfinite() & (broken > k), k, broken)
+        fine = features.latent_norm.isfinite() & loss.isfinite()
+        broken = torch.where(~fine & (broken > k), k, broken)
         riders.step(here)
         memory = features.remember(memory_names)
     columns["saturation"][rows] = (plan.max_steps - memory["unchanged"].clamp(min=0)).cpu().numpy()
@@ -165,7 +167,7 @@ def _trace_batch(model: RecurrentModel, sequences: list[Sequence], plan: TracePl
 
 
 def _mask_broken(columns: Shard, rows: np.ndarray) -> None:
-    """From the step at which a state broke there is no loss (NaN, never a stand-in), and no answer is right."""
+    """From the step at which a row broke there is no loss (NaN, never a stand-in), and no answer is right."""
     last = columns["last_step"][rows]
     steps = columns["loss"].shape[1]
     bad = (np.arange(1, steps + 1) >= last[:, None]) & ~np.isfinite(columns["loss"][rows])
