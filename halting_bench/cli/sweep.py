@@ -83,7 +83,7 @@ def _show(folder: Path, as_json: bool, plots: bool) -> None:
     if as_json:
         print(render_all(tables, "json"), end="")
     else:
-        print_tables([table for table in tables if table.name.startswith("summary")])
+        print_tables([table for table in tables if table.name.startswith(("summary", "acted"))])
         say(f"All tables and plots: {folder}/tables, {folder}/plots. Again, in any format: halting-bench report {folder}")
     failed = run.points[run.points["status"] == "failed"]
     if len(failed):

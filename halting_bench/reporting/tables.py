@@ -6,6 +6,7 @@ Pure functions over the run's frames. Every choice was made on calibration docum
 
 from typing import TYPE_CHECKING
 
+from halting_bench.reporting.acted import acted
 from halting_bench.reporting.frames import (
     POINT,
     chosen_points,
@@ -17,7 +18,6 @@ from halting_bench.reporting.frames import (
     problems,
     ranked,
     select,
-    usual_setting,
     with_executed,
 )
 from halting_bench.reporting.table import Column, Kind, Table, table_of
@@ -48,7 +48,9 @@ _TOP = 3  # policies shown by level: enough to compare, few enough to read
 
 def summary_tables(run: Run) -> list[Table]:
     """Every table of a run, the summary of each model first."""
-    tables = [summary(run, model) for model in run.points["model"].drop_duplicates()]
+    models = run.points["model"].drop_duplicates()
+    tables = [summary(run, model) for model in models]
+    tables += [table for model in models if (table := acted(run, model)) is not None]
     for model, benchmark in pairs(run):
         tables += [iso(run, model, benchmark), equal_depth(run, model, benchmark), front(run, model, benchmark)]
         if (of_pair(run.points, model, benchmark)["subset"] != "all").any():
@@ -101,8 +103,6 @@ def summary(run: Run, model: str) -> Table:
 def iso(run: Run, model: str, benchmark: str) -> Table:
     """Each policy at its least depth of equal quality."""
     frame = chosen_points(run, model, benchmark)
-    mode = executed_mode(of_pair(run.points, model, benchmark))
-    setting = usual_setting(of_pair(run.latency, model, benchmark))
     columns = [
         _POLICY,
         _THRESHOLD,
@@ -114,8 +114,6 @@ def iso(run: Run, model: str, benchmark: str) -> Table:
         Column("random_quality", "random exits", Kind.QUALITY),
         _NEVER,
         *([_NOTE] if frame["note"].any() else ()),
-        *(_EXECUTED if mode else ()),
-        *([_LATENCY] if setting else ()),
     ]
     footnotes = [
         f"{_full_depth(frame)} Points: the least mean depth of equal quality on calibration documents, shown on test "
@@ -123,8 +121,6 @@ def iso(run: Run, model: str, benchmark: str) -> Table:
         f"{_uniform_depth(frame)} Random exits: the quality of exits drawn at random from the policy's own depth histogram.",
         _gap_note(frame),
         "Never fired: tokens for which the rule would not have fired at the last step either.",
-        *([f"Executed with K/V of exited tokens: {mode}."] if mode else ()),
-        *([f"Latency: {setting.describe()}."] if setting else ()),
         *(f"Unreached: {error}." for error in frame["error"][frame["status"] == "unreached"].unique()),
         *_seeds(run, model, benchmark),
         *problems(of_pair(run.points, model, benchmark)),
