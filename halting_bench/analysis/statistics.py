@@ -9,7 +9,8 @@ import numpy as np
 CONFIDENCE = 0.95
 
 
-def _quantile(documents: int) -> float:
+def student_quantile(documents: int) -> float:
+    """Half-width of a 95 % interval in standard errors, from that many documents."""
     from scipy.special import stdtrit
 
     return float(stdtrit(documents - 1, 0.5 + CONFIDENCE / 2))
@@ -41,7 +42,7 @@ def mean_interval(sums: np.ndarray, counts: np.ndarray, *, bounded: bool) -> tup
     documents = int((counts > 0).sum())
     if documents < 2:
         return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
-    z = _quantile(documents)
+    z = student_quantile(documents)
     if not bounded:
         return mean, mean - z * error, mean + z * error
     spread = mean * (1 - mean)
@@ -57,7 +58,7 @@ def paired_difference(first: np.ndarray, second: np.ndarray, counts: np.ndarray)
     """Difference of two means over the same tokens, paired by document, with a 95 % interval. All arrays [M]."""
     difference, error = ratio_error(first - second, counts)
     documents = int((counts > 0).sum())
-    half = float(error) * _quantile(documents) if documents > 1 else float("nan")
+    half = float(error) * student_quantile(documents) if documents > 1 else float("nan")
     return float(difference), float(difference) - half, float(difference) + half
 
 
@@ -66,5 +67,5 @@ def mean_of_documents(values: np.ndarray) -> tuple[float, float, float]:
     if not len(values):
         return float("nan"), float("nan"), float("nan")
     mean = float(values.mean())
-    half = _quantile(len(values)) * float(values.std(ddof=1)) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
+    half = student_quantile(len(values)) * float(values.std(ddof=1)) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
     return mean, mean - half, mean + half
