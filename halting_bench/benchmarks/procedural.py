@@ -44,7 +44,6 @@ _VARIABLES = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXY
 class ProceduralTask(Benchmark, ABC):
     """A generated task. `bounds` are the largest difficulties of the levels; the first `trained` levels are trained on."""
 
-    name: ClassVar[str]
     tag: ClassVar[str]
     chance: ClassVar[float]
     bounds: ClassVar[tuple[int, ...]]
@@ -52,7 +51,7 @@ class ProceduralTask(Benchmark, ABC):
 
     seed: int = 0
     documents: int = DOCUMENTS
-    metric: ClassVar[Metric] = Metric.ACCURACY  # type: ignore[misc]
+    metric = Metric.ACCURACY
 
     @property
     def subset_names(self) -> dict[str, tuple[str, ...]]:  # type: ignore[override]

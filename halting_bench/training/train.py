@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -217,7 +218,7 @@ class Run:
             loss, accuracy = self._by_depth(batch)
             held_out[name] = {"loss": loss, "accuracy": accuracy}
             shown.append(f"{name} " + "/".join(f"{value:.2f}" for value in loss.values()))
-        entry = {"step": counters.step, "tokens": counters.tokens, "seconds": round(counters.seconds, 1)}
+        entry: dict[str, Any] = {"step": counters.step, "tokens": counters.tokens, "seconds": round(counters.seconds, 1)}
         entry |= {"held_out": held_out, "level": counters.curriculum.level}
         if counters.step == self.recipe.steps:
             entry |= {"device": self.device.type, "torch": torch.__version__, "corpus": self.corpus_manifest}
