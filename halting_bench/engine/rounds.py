@@ -17,7 +17,7 @@ from halting_bench.engine.contexts import PackedContext
 from halting_bench.engine.kv_cache import EMBED, READOUT, KeysValues, KvCache
 from halting_bench.engine.meter import Meter
 from halting_bench.errors import UserError
-from halting_bench.halting.policy import HaltingPolicy, State, View, take_rows, wide
+from halting_bench.halting.policy import HaltingPolicy, State, View, take_rows, undefined_readout, wide
 
 
 @dataclass
@@ -31,6 +31,7 @@ class Rows:
     lengths: np.ndarray | None = None  # of each slot's sequence, when the model is not causal
     shared: bool = False
     thresholds: np.ndarray | None = None  # [N], the rows' own operating points instead of the policy's
+    provisional: bool = False  # rules may read logits: of what other rows show in this round, not of what they will commit
 
 
 @dataclass
@@ -60,10 +61,25 @@ def run_rounds(
         x = model.embed(rows.tokens, context.at(EMBED))
         meter.embeds += count
     for loop in range(loops):
-        state, steps[:, loop], fired, newly = _Loop(model, policy, cache, rows, loop, max_steps, meter).run(x)
+        state, steps[:, loop], fired, newly = run_loop(model, policy, cache, rows, loop, x, max_steps=max_steps, meter=meter)
         broken = np.union1d(broken, newly)
         x = model.end(loop, state, context.at(READOUT))
     return Exits(x, steps, fired, broken)
+
+
+def run_loop(
+    model: RecurrentModel,
+    policy: HaltingPolicy,
+    cache: KvCache,
+    rows: Rows,
+    loop: int,
+    x: Tensor,
+    *,
+    max_steps: int,
+    meter: Meter,
+) -> tuple[Tensor, np.ndarray, np.ndarray, np.ndarray]:
+    """One loop alone, from its input x [N, D]. Returns exit states [N, D], steps [N], where the rule fired, broken slots."""
+    return _Loop(model, policy, cache, rows, loop, max_steps, meter).run(x)
 
 
 class _Loop:
@@ -116,7 +132,8 @@ class _Loop:
 
     def _view(self, step: Tensor, state: Tensor, context: PackedContext) -> View:
         def readout() -> Tensor:
-            if not self.rows.shared or self.loop + 1 < len(self.model.spec.loops):
+            whole_prompt = self.rows.shared and self.loop + 1 == len(self.model.spec.loops)
+            if not whole_prompt and not self.rows.provisional:
                 raise LookupError(f"{type(self.policy).__name__} asked for logits in rounds: its needs_logits must be True")
             with self.meter.stage("readout"):
                 self.meter.readouts += len(state)
@@ -141,14 +158,10 @@ class _Loop:
 
 def start_policy(policy: HaltingPolicy, step: Tensor, state: Tensor, thresholds: np.ndarray | None) -> State:
     """The policy's state at s_0. thresholds: [R], NaN for the policy's own. Raises UserError when it has none to replace."""
-    memory = policy.init(View(step, state, _undefined))
+    memory = policy.init(View(step, state, undefined_readout))
     if thresholds is not None and not np.isnan(thresholds).all():
         if "threshold" not in memory:
             raise UserError(f"a {type(policy).__name__} has no threshold to set per sequence: leave `thresholds` out")
         own = torch.from_numpy(thresholds).to(memory["threshold"])
         memory["threshold"] = torch.where(own.isnan(), memory["threshold"], own)
     return memory
-
-
-def _undefined() -> Tensor:
-    raise LookupError("a readout of the initial state is not defined")
