@@ -46,7 +46,8 @@ class ModelSource:
         content = hashlib.sha256()
         if self.target is not None:
             found = load_class(self.target, GROUP)
-            content.update(Path(inspect.getfile(found)).read_bytes())
+            file, at, _ = self.target.rpartition("@")
+            content.update(Path(file if at else inspect.getfile(found)).read_bytes())
             return digest({"class": found.__name__, "source": content.hexdigest()})
         for path in sorted(self.checkpoint.glob("*.safetensors")):
             with open(path, "rb") as file:

@@ -45,9 +45,7 @@ def fetch(reference: str, *, with_code: bool = False, endpoint: str | None = Non
         raise UserError(f"'{name}' is not a hub id: write owner/name or owner/name@revision") from None
     except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
         if constants.HF_HUB_OFFLINE:
-            raise UserError(
-                f"{reference} is not in the hub's cache and HF_HUB_OFFLINE is set: unset it, or give a folder"
-            ) from None
+            raise UserError(f"{reference} is not in the hub's cache, and HF_HUB_OFFLINE is set: unset it") from None
         line = " ".join(str(error).split())
         raise UserError(f"{reference} could not be fetched ({line[:200]}): check the network, or give a folder") from None
     return Path(folder), Path(folder).name

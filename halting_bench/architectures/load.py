@@ -17,7 +17,7 @@ from halting_bench.architectures.self_transformer import SelfTransformer
 from halting_bench.architectures.transformers_backed import TransformersModel, load_backed
 from halting_bench.architectures.two_scale import TwoScale
 from halting_bench.architectures.user_model import load_shipped, shipped_class
-from halting_bench.architectures.weights import Checkpoint, fill
+from halting_bench.architectures.weights import Checkpoint, fill, without_memory
 from halting_bench.errors import UserError, unknown_name
 
 FAMILIES: dict[str, type[RecurrentModel]] = {
@@ -70,7 +70,7 @@ def load_model(
         backed = load_backed(BACKED_FAMILIES[family], folder, config, dtype, device)
         return backed.eval().requires_grad_(False)
     try:
-        with torch.device("meta"):
+        with without_memory():
             model = FAMILIES[family].build(config, checkpoint.file_of)
     except RuntimeError as error:  # a size that overflows; nothing has been allocated
         raise UserError(f"{folder / 'config.json'} describes an impossible model ({error}): check its sizes") from None

@@ -10,7 +10,7 @@ import torch
 
 from halting_bench.architectures.base import ModelSpec, RecurrentModel
 from halting_bench.architectures.files import checked_file
-from halting_bench.architectures.weights import Checkpoint, fill
+from halting_bench.architectures.weights import Checkpoint, fill, without_memory
 from halting_bench.errors import UserError
 from halting_bench.plugins import class_in_file, load_class
 
@@ -46,7 +46,7 @@ def load_shipped(folder: Path, config: dict, name: str, *, dtype: torch.dtype, d
     module, _, cls = name.rpartition(".")
     found = _recurrent(class_in_file(str(checked_file(folder, f"{module}.py")), cls), name)
     checkpoint = Checkpoint(folder)
-    with torch.device("meta"):
+    with without_memory():
         model = found.build(config, checkpoint.file_of)
     _check_spec(model, name)
     fill(model, checkpoint, dtype, device)

@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from halting_bench.architectures.files import checked_file, read_json
 from halting_bench.errors import UserError
@@ -63,6 +65,28 @@ class Checkpoint:
         for start in range(0, into.shape[0], rows):
             with _opened(path) as file:
                 into[start : start + rows].copy_(file.get_slice(name)[start : start + rows])
+
+
+DRAWS = (
+    Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_,
+)  # fmt: skip
+
+
+class _Undrawn(TorchFunctionMode):
+    """Draws no initial values: on the meta device that does nothing but import the compiler, which takes a second."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Inside it modules are built without memory for their weights."""
+    with torch.device("meta"), _Undrawn():
+        yield
 
 
 def fill(model: nn.Module, checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> None:
