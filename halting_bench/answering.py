@@ -1,11 +1,12 @@
 """Answers a suite's questions with a model and a policy that acts: scoring and generation, task by task, counted.
 
-Shapes: D = max_steps times loops, and 1.
+Shapes: A questions, N tokens, D = max_steps times loops, and 1.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -37,45 +38,53 @@ class Point:
 
 
 @dataclass
-class Cost:
-    """What one task's questions of one kind took. Depths are core applications of scored or newly made tokens."""
+class Work:
+    """What the questions of one kind of one task took, all rows that ran: prompts too."""
 
-    questions: int = 0
-    histogram: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # [D] tokens by executed depth, all loops
-    outcomes: np.ndarray = field(default_factory=lambda: np.zeros(len(Outcome), np.int64))
-    never_fired: int = 0
+    embeds: int = 0
+    core_steps: int = 0
+    readouts: int = 0
     prompt_tokens: int = 0
     prompt_core_steps: int = 0
-    embeds: int = 0
-    core_steps: int = 0  # of all rows that ran, prompts included
-    readouts: int = 0
     truncated_questions: int = 0
     dropped_tokens: int = 0
 
-    def as_dict(self) -> dict:
-        """JSON-able, with the means."""
-        tokens = int(self.histogram.sum())
-        depth = float(self.histogram @ np.arange(len(self.histogram))) / tokens if tokens else None
-        return {
-            "questions": self.questions,
-            "tokens": tokens,
-            "mean_depth": depth,
-            "mean_prompt_depth": self.prompt_core_steps / self.prompt_tokens if self.prompt_tokens else None,
-            "depth_histogram": {str(step): int(n) for step, n in enumerate(self.histogram) if n},
-            "halted": int(self.outcomes[Outcome.HALTED]),
-            "exhausted": int(self.outcomes[Outcome.EXHAUSTED]),
-            "nonfinite": int(self.outcomes[Outcome.NONFINITE]),
-            "never_fired": self.never_fired,
-            "embeds": self.embeds,
-            "core_steps": self.core_steps,
-            "readouts": self.readouts,
-            "truncated_questions": self.truncated_questions,
-            "dropped_tokens": self.dropped_tokens,
-        }
 
+class Answered:
+    """Answers to A questions, and how deep their scored or newly made tokens went."""
 
-Costs = dict[tuple[str, str], Cost]
-"""(task, kind of question) -> what it took."""
+    def __init__(self, asks: Sequence[Ask], deepest: int):
+        self.asks = asks
+        self.answers: dict[int, list[Answer]] = {}  # index of the question -> one answer a repeat
+        self.histogram = np.zeros((len(asks), deepest + 1), np.int64)  # [A, D] tokens by core applications, all loops
+        self.outcomes = np.zeros((len(asks), len(Outcome)), np.int64)
+        self.never_fired = np.zeros(len(asks), np.int64)
+        self.work: dict[tuple[str, str], Work] = {}  # of each (task, kind of question)
+
+    def count(self, number: np.ndarray, steps: np.ndarray, outcomes: np.ndarray, never: np.ndarray) -> None:
+        """Counts tokens, arrays [N]: the question that each belongs to, its depth, how it ended, whether no rule ever fired."""
+        np.add.at(self.histogram, (number, steps), 1)
+        np.add.at(self.outcomes, (number, outcomes), 1)
+        np.add.at(self.never_fired, number, never)
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Figures by task and kind, JSON-able: the proof that the policy acted on every kind of question."""
+        found: dict[str, dict[str, Any]] = {}
+        for (task, kind), work in self.work.items():
+            mine = [i for i, ask in enumerate(self.asks) if (ask.task, ask.kind) == (task, kind)]
+            histogram, outcomes = self.histogram[mine].sum(axis=0), self.outcomes[mine].sum(axis=0)
+            tokens = int(histogram.sum())
+            found.setdefault(task, {})[kind] = {
+                "questions": len(mine),
+                "tokens": tokens,
+                "mean_depth": float(histogram @ np.arange(len(histogram))) / tokens if tokens else None,
+                "mean_prompt_depth": work.prompt_core_steps / work.prompt_tokens if work.prompt_tokens else None,
+                "depth_histogram": {str(step): int(n) for step, n in enumerate(histogram) if n},
+                **{outcome.name.lower(): int(outcomes[outcome]) for outcome in Outcome},
+                "never_fired": int(self.never_fired[mine].sum()),
+                **vars(work),
+            }
+        return found
 
 
 def check_model(model: RecurrentModel, tokenizer: Tokenizer) -> None:
@@ -87,34 +96,25 @@ def check_model(model: RecurrentModel, tokenizer: Tokenizer) -> None:
         raise UserError(f"the start token {start} lies outside the model's vocabulary of {model.spec.vocab_size}")
 
 
-Answers = dict[int, list[Answer]]
-"""Index of the question -> one answer a repeat."""
-
-
-def answer(model: RecurrentModel, tokenizer: Tokenizer, asks: Sequence[Ask], point: Point) -> tuple[Answers, Costs]:
+def answer(model: RecurrentModel, tokenizer: Tokenizer, asks: Sequence[Ask], point: Point) -> Answered:
     """Runs every question with the policy acting.
-
-    Returns:
-        The answers, and what they took.
 
     Raises:
         UserError: a question does not fit the model, or a name is unknown.
     """
     check_model(model, tokenizer)
-    answers: Answers = {}
-    costs: Costs = {}
+    done = Answered(asks, point.max_steps * len(model.spec.loops))
     for task, kind in dict.fromkeys((ask.task, ask.kind) for ask in asks):
         numbers = [i for i, ask in enumerate(asks) if (ask.task, ask.kind) == (task, kind)]
-        some = [asks[i] for i in numbers]
-        run = _generate if isinstance(some[0].body, Generation) else _score
-        found, costs[task, kind] = run(model, tokenizer, some, point)
-        answers |= {numbers[i]: value for i, value in found.items()}
-    return answers, costs
+        run = _generate if isinstance(asks[numbers[0]].body, Generation) else _score
+        done.work[task, kind] = run(model, tokenizer, done, numbers, point)
+    return done
 
 
-def _score(model: RecurrentModel, tokenizer: Tokenizer, asks: list[Ask], point: Point) -> tuple[Answers, Cost]:
+def _score(model: RecurrentModel, tokenizer: Tokenizer, done: Answered, numbers: list[int], point: Point) -> Work:
+    asks = [done.asks[i] for i in numbers]
     encoded = encode_scoring(asks, tokenizer, point.max_length)
-    done = execute(
+    ran = execute(
         model,
         encoded.sequences,
         point.policy,
@@ -125,82 +125,77 @@ def _score(model: RecurrentModel, tokenizer: Tokenizer, asks: list[Ask], point: 
         batch_rows=point.batch_rows,
     )
     sums = AnswerSums(asks, encoded, 1)
-    sums.add(done.sequence, done.loss[None], done.correct[None])
-    cost = Cost(
-        questions=len(asks),
-        histogram=np.bincount(done.exit_step),
-        outcomes=np.bincount(done.outcome, minlength=len(Outcome)),
-        never_fired=int(done.never_fired.sum()),
-        prompt_tokens=sum(len(s.tokens) for s in encoded.sequences) - len(done.exit_step),
-        prompt_core_steps=done.core_steps - int(done.exit_step.sum()),
-        embeds=done.embeds,
-        core_steps=done.core_steps,
-        readouts=done.readouts,
+    sums.add(ran.sequence, ran.loss[None], ran.correct[None])
+    done.answers |= {numbers[i]: found for i, found in sums.answers(0).items()}
+    done.count(np.array(numbers, np.int64)[sums.owner(ran.sequence)], ran.exit_step, ran.outcome, ran.never_fired)
+    return Work(
+        embeds=ran.embeds,
+        core_steps=ran.core_steps,
+        readouts=ran.readouts,
+        prompt_tokens=sum(len(s.tokens) for s in encoded.sequences) - len(ran.exit_step),
+        prompt_core_steps=ran.core_steps - int(ran.exit_step.sum()),
         truncated_questions=encoded.truncated_asks,
         dropped_tokens=encoded.dropped_tokens,
     )
-    return sums.answers(0), cost
 
 
 @dataclass(frozen=True)
 class _Draft:
-    """A generation on its way: which question, which repeat."""
+    """A text to be made: the answer to which question, of which of its repeats."""
 
     number: int
     repeat: int
-    request: Request
+    body: Generation
 
 
-def _generate(model: RecurrentModel, tokenizer: Tokenizer, asks: list[Ask], point: Point) -> tuple[Answers, Cost]:
-    cost, meter = Cost(questions=len(asks)), Meter()
-    groups: dict[Sampling, list[_Draft]] = {}
-    for number, ask in enumerate(asks):
-        body = ask.body
-        if not isinstance(body, Generation):
+def _generate(model: RecurrentModel, tokenizer: Tokenizer, done: Answered, numbers: list[int], point: Point) -> Work:
+    work, meter = Work(), Meter()
+    groups: dict[Sampling, dict[int, tuple[_Draft, Request]]] = {}
+    for number in numbers:
+        ask = done.asks[number]
+        if not isinstance(ask.body, Generation):
             raise TypeError(f"a {ask.kind} question is not generated")
-        tokens, dropped = encode_prompt(body, tokenizer, point.max_length)
-        cost.truncated_questions += dropped > 0
-        cost.dropped_tokens += dropped
-        sampling = Sampling(body.temperature, body.top_k, body.top_p, point.seed)
-        ends = _stop_check(tokenizer, body.until)
+        tokens, dropped = encode_prompt(ask.body, tokenizer, point.max_length)
+        work.truncated_questions += dropped > 0
+        work.dropped_tokens += dropped
+        sampling = Sampling(ask.body.temperature, ask.body.top_k, ask.body.top_p, point.seed)
+        ends = _stop_check(tokenizer, ask.body.until)
         for repeat in range(1 if sampling.greedy else ask.repeats):
-            request = Request(ask.uid(repeat), np.array(tokens, np.int64), body.max_new_tokens, ends=ends)
-            groups.setdefault(sampling, []).append(_Draft(number, repeat, request))
-    texts: dict[int, dict[int, str]] = {}
+            request = Request(ask.uid(repeat), np.array(tokens, np.int64), ask.body.max_new_tokens, ends=ends)
+            groups.setdefault(sampling, {})[request.uid] = _Draft(number, repeat, ask.body), request
+    texts: dict[tuple[int, int], str] = {}
     for sampling, drafts in groups.items():
-        by_uid = {draft.request.uid: draft for draft in drafts}
-        for done in _stream(model, tokenizer, [draft.request for draft in drafts], point, sampling, meter):
-            draft = by_uid[done.uid]
-            body = asks[draft.number].body
-            texts.setdefault(draft.number, {})[draft.repeat] = _cut(_text(tokenizer, done), getattr(body, "until", ()))
-            _count(cost, done)
-    cost.embeds, cost.core_steps, cost.readouts = meter.embeds, meter.core_steps, meter.readouts
-    answers: Answers = {}
-    for number, ask in enumerate(asks):
-        found = [texts[number][repeat] for repeat in sorted(texts[number])]
-        answers[number] = [found[min(repeat, len(found) - 1)] for repeat in range(ask.repeats)]
-    return answers, cost
+        for made in _stream(model, tokenizer, [request for _, request in drafts.values()], point, sampling, meter):
+            draft = drafts[made.uid][0]
+            texts[draft.number, draft.repeat] = _text(tokenizer, made, draft.body.until)
+            steps, outcomes = np.array(made.steps, np.int64), np.array(made.outcomes, np.int64)
+            done.count(np.full(len(steps), draft.number), steps, outcomes, np.zeros(len(steps), np.int64))
+            work.prompt_tokens += max(len(made.prompt_steps) - 1, 0)  # the last one makes the first new token
+            work.prompt_core_steps += sum(made.prompt_steps[:-1])
+    work.embeds, work.core_steps, work.readouts = meter.embeds, meter.core_steps, meter.readouts
+    for number in numbers:
+        greedy = texts[number, 0]
+        done.answers[number] = [texts.get((number, repeat), greedy) for repeat in range(done.asks[number].repeats)]
+    return work
 
 
 def _stream(
     model: RecurrentModel, tokenizer: Tokenizer, requests: list[Request], point: Point, sampling: Sampling, meter: Meter
-) -> Sequence[Decoded]:
-    return list(
-        stream(
-            model,
-            requests,
-            point.policy,
-            max_prompt=max(len(r.tokens) for r in requests),
-            max_new_tokens=max(r.max_new_tokens for r in requests),
-            max_steps=point.max_steps,
-            slots=min(point.slots, len(requests)),
-            sampling=sampling,
-            stop=() if tokenizer.end is None else (tokenizer.end,),
-            kv_mode=point.kv_mode,
-            prefill=point.prefill,
-            seed=point.seed,
-            meter=meter,
-        )
+) -> Iterator[Decoded]:
+    return stream(
+        model,
+        requests,
+        point.policy,
+        max_prompt=max(len(r.tokens) for r in requests),
+        max_new_tokens=max(r.max_new_tokens for r in requests),
+        max_steps=point.max_steps,
+        slots=min(point.slots, len(requests)),
+        sampling=sampling,
+        stop=() if tokenizer.end is None else (tokenizer.end,),
+        kv_mode=point.kv_mode,
+        prefill=point.prefill,
+        seed=point.seed,
+        meter=meter,
     )
 
 
@@ -217,19 +212,7 @@ def _stop_check(tokenizer: Tokenizer, until: tuple[str, ...]) -> Callable[[list[
     return ends
 
 
-def _text(tokenizer: Tokenizer, done: Decoded) -> str:
-    return tokenizer.decode([token for token in done.tokens if token != tokenizer.end])
-
-
-def _cut(text: str, until: tuple[str, ...]) -> str:
-    """The text before the first stop string."""
-    return min((text.split(stop)[0] for stop in until), key=len, default=text)
-
-
-def _count(cost: Cost, done: Decoded) -> None:
-    size = max(len(cost.histogram), max(done.steps, default=0) + 1)
-    padded = np.pad(cost.histogram, (0, size - len(cost.histogram)))
-    cost.histogram = padded + np.bincount(np.array(done.steps, np.int64), minlength=size)
-    cost.outcomes += np.bincount(np.array(done.outcomes, np.int64), minlength=len(Outcome))
-    cost.prompt_tokens += max(len(done.prompt_steps) - 1, 0)  # the last one makes the first new token
-    cost.prompt_core_steps += sum(done.prompt_steps[:-1])
+def _text(tokenizer: Tokenizer, made: Decoded, until: tuple[str, ...]) -> str:
+    """The new text before the first stop string."""
+    whole = tokenizer.decode([token for token in made.tokens if token != tokenizer.end])
+    return min((whole.split(stop)[0] for stop in until), key=len, default=whole)

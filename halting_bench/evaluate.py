@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from halting_bench.answering import Costs, Point, answer, check_model
+from halting_bench.answering import Answered, Point, answer, check_model
 from halting_bench.architectures.base import ModelSpec, RecurrentModel
 from halting_bench.architectures.config import read_config
 from halting_bench.benchmarks.lm_eval_bridge import Suite, check_finite, jsonable, logged_sample, prepare, task_hashes
@@ -75,10 +75,10 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
         gen_kwargs=request.gen_kwargs,
         confirm_run_unsafe_code=request.confirm_run_unsafe_code,
     )
-    answers, costs = answer(model, tokenizer, suite.asks, point)
-    results = suite.score(answers)
+    answered = answer(model, tokenizer, suite.asks, point)
+    results = suite.score(answered.answers)
     check_finite(results)
-    return results | _about(request, source, model.spec, point, costs, started) | {
+    return results | _about(request, source, model.spec, point, answered, started) | {
         "max_length": point.max_length,
         "eot_token_id": tokenizer.end,
     }
@@ -125,7 +125,7 @@ def _policy(request: EvalRequest, spec: ModelSpec, steps: int) -> HaltingPolicy:
 
 
 def _about(
-    request: EvalRequest, source: ModelSource, spec: ModelSpec, point: Point, costs: Costs, started: float
+    request: EvalRequest, source: ModelSource, spec: ModelSpec, point: Point, answered: Answered, started: float
 ) -> dict[str, Any]:
     """What lm-eval adds to its results, and ours."""
     arguments = {
@@ -137,9 +137,6 @@ def _about(
         "seed": point.seed,
         "dtype": request.dtype,
     }
-    by_task: dict[str, dict[str, Any]] = {}
-    for (task, kind), cost in costs.items():
-        by_task.setdefault(task, {})[kind] = cost.as_dict()
     return {
         "config": {
             "model": "halting-bench",
@@ -160,7 +157,7 @@ def _about(
             "model_hash": source.hash(),
             "evidence": "executed",
             "mean_recurrence": spec.mean_recurrence,
-            "tasks": by_task,
+            "tasks": answered.summary(),
             "environment": stamp(request.device, request.dtype),
             "total_seconds": round(time.time() - started, 3),
         },

@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import Protocol
 
 SCHEMA_VERSION = 1
 
@@ -14,6 +14,16 @@ class Outcome(IntEnum):
     HALTED = 0
     EXHAUSTED = 1
     NONFINITE = 2
+
+
+class Judged(Protocol):
+    """What choosing points must know of a metric, ours or a task's own."""
+
+    @property
+    def higher_is_better(self) -> bool: ...
+
+    @property
+    def tolerance(self) -> float: ...
 
 
 class Metric(Enum):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from halting_bench.records import Metric
+from halting_bench.records import Judged
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 DELTAS = [f"delta_{name}{end}" for name in ("uniform", "random") for end in ("", "_lo", "_hi")]
 
 
-def choose_iso(rows: "pd.DataFrame", metric: Metric) -> "pd.Series":
+def choose_iso(rows: "pd.DataFrame", metric: Judged) -> "pd.Series":
     """Per policy, the index label of its calibration row of least mean depth at full-depth quality (within tolerance).
 
     Policies that reach it nowhere are absent. Random controls have no choice of their own and are left out.
@@ -26,7 +26,7 @@ def choose_iso(rows: "pd.DataFrame", metric: Metric) -> "pd.Series":
     return good.groupby("policy", sort=False)["mean_depth"].idxmin()
 
 
-def mark_iso(rows: "pd.DataFrame", metric: Metric) -> None:
+def mark_iso(rows: "pd.DataFrame", metric: Judged) -> None:
     """Sets role `iso` on both splits' rows of each policy's iso-quality point, in place; controls keep theirs."""
     chosen = rows.loc[choose_iso(rows, metric)]
     chosen = chosen[chosen["role"] != "control"]
@@ -35,7 +35,7 @@ def mark_iso(rows: "pd.DataFrame", metric: Metric) -> None:
     rows.loc[here, "role"] = "iso"
 
 
-def iso_rows(rows: "pd.DataFrame", metric: Metric, full_depth: int) -> "pd.DataFrame":
+def iso_rows(rows: "pd.DataFrame", metric: Judged, full_depth: int) -> "pd.DataFrame":
     """One row a policy: its iso-quality point, chosen on calibration, judged on test, against uniform depth and oracle.
 
     A policy that never reaches full-depth quality on calibration keeps a row that says so.

@@ -169,6 +169,11 @@ class AnswerSums:
         self.total = np.zeros((points, len(asks)))  # log-likelihoods, nats
         self.wrong = np.zeros((points, len(asks)), bool)
 
+    def owner(self, sequence: np.ndarray) -> np.ndarray:
+        """The index of each sequence's question. int64 uids [N] -> [N]."""
+        found: np.ndarray = self._owner[self._order[np.searchsorted(self._uids, sequence)]]
+        return found
+
     def add(self, sequence: np.ndarray, loss: np.ndarray, correct: np.ndarray) -> None:
         """Adds rows.
 
@@ -177,7 +182,7 @@ class AnswerSums:
             loss: [G, N] nats; NaN where a state broke.
             correct: bool [G, N], whether the target is the argmax.
         """
-        owner = self._owner[self._order[np.searchsorted(self._uids, sequence)]]
+        owner = self.owner(sequence)
         for point in range(len(self.total)):
             self.total[point] -= np.bincount(owner, loss[point].astype(np.float64), minlength=len(self._asks))
             self.wrong[point] |= np.bincount(owner, ~correct[point].astype(bool), minlength=len(self._asks)) > 0

@@ -204,8 +204,12 @@ class Suite:
             answers: index of the question in `asks` -> one answer a repeat.
 
         Raises:
-            UserError: a metric is missing.
+            UserError: an answer is not a number, or a metric is missing.
         """
+        broken = first_broken(answers)
+        if broken is not None:
+            ask = self.asks[broken]
+            raise UserError(f"task '{ask.task}', document {ask.place}: its log-likelihood is not a number: the states broke")
         number = {id(ask): i for i, ask in enumerate(self.asks)}
         model = answering_model(lambda asks: [answers[number[id(ask)]] for ask in asks], self.asks, self.instances)
         results = self._evaluate(model)
@@ -294,6 +298,16 @@ def task_hashes(samples: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
         task: hash_string("".join(s["doc_hash"] + s["prompt_hash"] + s["target_hash"] for s in records))
         for task, records in samples.items()
     }
+
+
+def first_broken(answers: dict[int, list[Answer]]) -> int | None:
+    """The index of a question whose log-likelihood is not a number, or None. lm-eval's argmax would not notice."""
+    for number, found in answers.items():
+        for value in found:
+            loss = value[0] if isinstance(value, tuple) else value
+            if isinstance(loss, float) and math.isnan(loss):
+                return number
+    return None
 
 
 def check_finite(results: dict[str, Any]) -> None:

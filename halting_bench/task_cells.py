@@ -1,0 +1,198 @@
+"""The cells of a task sweep: how each policy's operating points are answered, by replay or by running them.
+
+Shapes: G operating points, M documents in sample order, A questions, N rows of a shard, R steps.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from halting_bench.answering import Answered, Point, answer
+from halting_bench.architectures.base import RecurrentModel
+from halting_bench.benchmarks.asks import Answer, AnswerSums
+from halting_bench.benchmarks.lm_eval_benchmark import LmEvalBenchmark, numbered
+from halting_bench.engine.controls import ORACLE_PRICES, fixed_exits, oracle_exits, saturation_exits
+from halting_bench.engine.points import ExitSource, TracedUnit, choose_thresholds, grid_bounds
+from halting_bench.engine.replay import Rule, Tally, running_extremum, tally_exits, unsigned_threshold
+from halting_bench.halting.policies import FixedDepth
+from halting_bench.halting.policy import HaltingPolicy
+from halting_bench.plan import PolicyPlan, build_policy
+from halting_bench.records import Outcome
+from halting_bench.store import Arrays
+from halting_bench.tabulation import Points
+from halting_bench.unit import Unit, describe
+
+ALL = "all"
+
+Group = tuple[str, str]
+"""(a task's name or `all`, split)."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """G points of one policy, answered. A point whose state broke has NaN answers."""
+
+    points: Points
+    answers: Callable[[int], dict[int, list[Answer]]]  # of a point
+    tallies: dict[Group, Tally]  # their `quality` is not used
+    counts: np.ndarray  # int64 [M] scored or made tokens of each document; [G, M] where points differ
+    base_flops: dict[Group, float]  # FLOPs apart from the watched steps; NaN where contexts are not known
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One policy of a unit."""
+
+    name: str
+    run: Callable[[], Ran]
+    not_applicable: str = ""
+
+
+def task_masks(benchmark: LmEvalBenchmark, unit: Unit) -> dict[Group, np.ndarray]:
+    """Which documents, in sample order, belong to each group, bool [M]."""
+    suite = benchmark.suite
+    task_of = np.array([suite.documents[document][0] for document in unit.documents])
+    first = np.arange(len(task_of)) < unit.calibration()
+    groups = {ALL: np.ones(len(task_of), bool)}
+    if len(suite.tasks) > 1:
+        groups |= {task: task_of == task for task in suite.tasks}
+    splits = {"calibration": first, "test": ~first, ALL: np.ones(len(task_of), bool)}
+    return {(group, split): mask & part for group, mask in groups.items() for split, part in splits.items()}
+
+
+def replayed_cells(
+    unit: Unit, traced: TracedUnit, chooser: TracedUnit | None, benchmark: LmEvalBenchmark, scratch: Path
+) -> Iterator[Cell]:
+    """The controls, then every policy. scratch: a folder for what does not fit in memory."""
+    replay = _Replay(unit, traced, benchmark)
+    optimistic = '{"optimistic": %s}' % ("true" if chooser is None else "false")
+    for name, source, thresholds, params in (
+        ("fixed", fixed_exits(traced.steps), np.arange(1.0, traced.steps + 1), "{}"),
+        ("oracle-loss", oracle_exits(chooser), np.array(ORACLE_PRICES), optimistic),
+        ("oracle-saturation", saturation_exits, np.array([np.nan]), "{}"),
+    ):
+        points = Points(name, thresholds, "control", 1, 1, params, needs_logits=False)
+        yield Cell(name, lambda p=points, s=source: replay.run(p, s, traced.watched_step(False, 0.0)))  # type: ignore[misc]
+    for plan in unit.plans:
+        yield Cell(plan.recipe.name, lambda plan=plan: replay.policy(plan, scratch), plan.not_applicable)  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class _Replay:
+    unit: Unit
+    traced: TracedUnit
+    benchmark: LmEvalBenchmark
+
+    def policy(self, plan: PolicyPlan, scratch: Path) -> Ran:
+        every_step = self.traced.watched_step(plan.needs_logits, plan.signal_flops)
+        if plan.rule is None:
+            thresholds = np.array(plan.recipe.grid.absolute)
+            return self.run(describe(plan, thresholds), plan.exits(thresholds.tolist()), every_step)
+        choice = choose_thresholds(self.traced, plan.rule, plan.recipe.grid.quantiles, scratch)
+        bounds = grid_bounds(plan.rule, plan.recipe.grid.absolute, choice, self.traced.dtype)
+        points = describe(plan, unsigned_threshold(bounds, plan.rule).astype(np.float64))
+        return self.run(points, rule_exits(plan.rule, bounds), every_step)
+
+    def run(self, points: Points, source: ExitSource, every_step: tuple[float, float]) -> Ran:
+        """One pass over the shards: tallies and answers of all points."""
+        traced, masks = self.traced, task_masks(self.benchmark, self.unit)
+        sums = AnswerSums(self.benchmark.suite.asks, self.benchmark.encoded, len(points.thresholds))
+        tallies: dict[Group, Tally] = {}
+        for number, (shard, rows) in enumerate(traced.rows(every_step)):
+            exits = source(number, shard)
+            stop = np.minimum(np.minimum(exits, traced.steps), rows.last_step).astype(np.int64)
+            each = np.arange(stop.shape[1])
+            sums.add(shard["sequence"], shard["loss"][each, stop - 1], shard["correct"][each, stop - 1])
+            for group, mask in masks.items():
+                mine = mask[rows.document]
+                part = tally_exits(exits[:, mine], rows.take(mine), len(traced.documents))
+                if group in tallies:
+                    tallies[group].add(part)
+                else:
+                    tallies[group] = part
+        base = {group: self._base_flops(points.needs_logits, mask) for group, mask in masks.items()}
+        return Ran(points, sums.answers, tallies, traced.counts, base)
+
+    def _base_flops(self, needs_logits: bool, mask: np.ndarray) -> float:
+        """FLOPs of some documents' rows apart from their watched steps."""
+        cost = self.traced.cost
+        fixed, per_context = cost.embed
+        if not needs_logits:
+            fixed, per_context = fixed + cost.readout[0], per_context + cost.readout[1]
+        return fixed * float(self.traced.counts[mask].sum()) + per_context * float(self.traced.context_sums[mask].sum())
+
+
+def rule_exits(rule: Rule, bounds: np.ndarray) -> ExitSource:
+    """Exits of a threshold rule at signed bounds [G]: a running extremum never rises, so they are counts."""
+
+    def exits(number: int, shard: Arrays) -> np.ndarray:
+        extremum = running_extremum(shard[f"score/{rule.signal}"], rule)
+        return np.stack([(extremum >= bound).sum(axis=1) + 1 for bound in bounds])
+
+    return exits
+
+
+def executed_cells(unit: Unit, benchmark: LmEvalBenchmark, model: RecurrentModel, kv_mode: str, prefill: str) -> Iterator[Cell]:
+    """Uniform depths (powers of two, the trained depth and the largest), then the absolute thresholds of every policy."""
+    execution = _Execution(unit, benchmark, model, kv_mode, prefill)
+    powers = {2**i for i in range(unit.max_steps.bit_length()) if 2**i <= unit.max_steps}
+    depths = sorted(powers | {unit.mean_recurrence, unit.max_steps})
+    points = Points("fixed", np.array(depths, float), "control", 1, 1, "{}", needs_logits=False)
+    yield Cell("fixed", lambda: execution.run(points, [FixedDepth(depth) for depth in depths]))
+    for plan in unit.plans:
+        thresholds = plan.recipe.grid.absolute
+        policies = [build_policy(plan.recipe, threshold) for threshold in thresholds]
+        described = describe(plan, np.array(thresholds))
+        reason = plan.not_applicable or ("" if thresholds else "its recipe has no absolute threshold to execute")
+        yield Cell(plan.recipe.name, lambda p=described, q=policies: execution.run(p, q), reason)  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class _Execution:
+    unit: Unit
+    benchmark: LmEvalBenchmark
+    model: RecurrentModel
+    kv_mode: str
+    prefill: str
+
+    def run(self, points: Points, policies: list[HaltingPolicy]) -> Ran:
+        unit, masks = self.unit, task_masks(self.benchmark, self.unit)
+        done: list[Answered] = []
+        for policy in policies:
+            point = Point(policy, unit.max_steps, self.benchmark.max_length, self.kv_mode, self.prefill, unit.seed)
+            done.append(answer(self.model, self.benchmark.tokenizer, self.benchmark.suite.asks, point))
+        place = numbered(self.benchmark.suite, unit.documents)
+        document = place[np.array([ask.document for ask in self.benchmark.suite.asks])]
+        counts = np.stack([np.bincount(document, a.histogram.sum(axis=1), minlength=len(place)) for a in done]).astype(np.int64)
+        tallies = {
+            group: _stack([_tally(a, document, mask, unit.max_steps) for a in done], len(points.thresholds))
+            for group, mask in masks.items()
+        }
+        return Ran(points, lambda i: done[i].answers, tallies, counts, dict.fromkeys(masks, float("nan")))
+
+
+def _tally(done: Answered, document: np.ndarray, mask: np.ndarray, steps: int) -> Tally:
+    """Sums of one executed point over some documents' questions."""
+    mine = mask[document]
+    depth = done.histogram @ np.arange(done.histogram.shape[1])
+    outcomes = done.outcomes[mine].sum(axis=0)
+    return Tally(
+        quality=np.zeros((1, len(mask))),
+        depth=np.bincount(document, np.where(mine, depth, 0), minlength=len(mask)).astype(np.int64)[None],
+        histogram=done.histogram[mine].sum(axis=0)[None, 1:],
+        halted=outcomes[None, Outcome.HALTED],
+        never=done.never_fired[mine].sum(keepdims=True),
+        nonfinite=outcomes[None, Outcome.NONFINITE],
+        step_flops=np.array([np.nan]),
+        fingerprint=np.frombuffer(hashlib.blake2b(done.histogram[mine].tobytes(), digest_size=8).digest(), np.uint64),
+    )
+
+
+def _stack(tallies: list[Tally], points: int) -> Tally:
+    joined = Tally(**{name: np.concatenate([vars(tally)[name] for tally in tallies]) for name in vars(tallies[0])})
+    if len(joined.halted) != points:
+        raise ValueError(f"{points} points were asked and {len(joined.halted)} ran")
+    return joined
