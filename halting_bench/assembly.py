@@ -37,7 +37,8 @@ def unit_rows(unit: Unit, job: Job, cells: list["pd.DataFrame"]) -> "pd.DataFram
     rows = pd.concat(cells, ignore_index=True)
     mark_iso(rows, metric)
     rows = rows.assign(subset="all", evidence="replayed", kv_mode="full", prefill="adaptive", **_identity(unit), **_metric(job))
-    rows["distinct"] = (rows["status"] == "ok") & ~rows.duplicated(["split", "fingerprint"])
+    order = rows.assign(rule=rows["role"] != "control").sort_values(["rule", "policy", "threshold"], kind="stable")
+    rows["distinct"] = (rows["status"] == "ok") & ~order.duplicated(["split", "fingerprint"])  # whatever the recipes' order
     rows["on_front"] = mark_fronts(rows)
     return rows
 

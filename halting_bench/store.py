@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -122,8 +123,11 @@ def open_run(path: Path) -> Iterator[RunDirectory]:
         lock.write(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
         lock.flush()
         read_manifest(path, missing_ok=True)
-        for leftover in path.rglob("*.partial"):
-            leftover.unlink(missing_ok=True)
+        for leftover in list(path.rglob("*.partial")):
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
         yield RunDirectory(path)
 
 
