@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=BaseModel)
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""Names become file and folder names."""
+
 _PACKAGE = Path(__file__).parent
 
 
@@ -67,7 +70,7 @@ class PolicyRecipe(Strict):
     halting_bench.policies; it is built once for each absolute threshold, with `params` beside it.
     """
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(pattern=NAME)
     source: str
     signal: str | None = None
     python: str | None = None
@@ -102,7 +105,7 @@ class Card(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    name: str
+    name: str = Field(pattern=NAME)
     summary: str
     weights: str = "model.safetensors"
     benchmarks: tuple[str, ...] = ()
@@ -215,6 +218,16 @@ def load_policy_class(target: str) -> type:
     return found
 
 
+def code_version(target: str) -> str:
+    """What the code behind a policy class is now: a sweep must not resume over a class that has changed."""
+    import hashlib
+
+    if "@" in target:
+        return hashlib.sha256(Path(target.rpartition("@")[0]).read_bytes()).hexdigest()
+    (point,) = metadata.entry_points(group="halting_bench.policies", name=target)
+    return f"{point.dist.name} {point.dist.version}" if point.dist else ""
+
+
 def model_names() -> list[str]:
     """Names of the bundled models."""
     return sorted(path.parent.name for path in catalog_folder("models").glob("*/card.yaml"))
@@ -231,7 +244,7 @@ def find_model(name: str) -> tuple[Path, Card]:
         raise UserError(f"{error}; or give a folder with config.json and model.safetensors")
     card_file = folder / "card.yaml"
     if not card_file.exists():
-        return folder, Card(name=folder.resolve().name, summary="a model of the user's")
+        return folder, Card.model_construct(name=folder.resolve().name, summary="a model of the user's")
     card = parse(Card, load_yaml(card_file), str(card_file))
     weights = (folder / card.weights).resolve()
     if not weights.is_relative_to(folder.resolve()):
@@ -301,16 +314,16 @@ class LatencyConfig(Strict):
 class SweepConfig(Strict):
     """Everything a sweep can be told. Every leaf can be set with `--set a.b=c`."""
 
-    models: tuple[str, ...] = ("huginn-tiny", "huginn-tiny-text")
+    models: tuple[str, ...] = Field(default=("huginn-tiny", "huginn-tiny-text"), min_length=1)
     benchmarks: tuple[str, ...] | None = None  # none: those that each model's card names
     policies: tuple[str, ...] | None = None  # none: every recipe that is built in or plugged in
-    seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(0,), min_length=1)
     limit: Annotated[str | int, AfterValidator(_limit)] = "default"  # documents; default: each benchmark's own sample
     max_steps: Annotated[int, Field(ge=2)] | None = None  # none: four times the trained mean (or the loops there are)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     calibration_fraction: float = Field(default=0.5, gt=0, lt=1)
-    shard_documents: int = Field(default=16, ge=1)
+    shard_tokens: int = Field(default=8192, ge=1)  # tokens traced between two writes: what an interruption costs, and memory
     batch_tokens: int = Field(default=2048, ge=1)
     keep_trace: bool = False
     execute: bool = True  # act out and time the iso-quality point of each benchmark, a faster and a slower one

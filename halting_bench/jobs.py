@@ -83,10 +83,15 @@ def plan_sweep(config: catalog.SweepConfig) -> Plan:
         model = load_model(folder, dtype=getattr(torch, config.dtype), device="cpu")
         wanted = config.benchmarks or card.benchmarks or ("docs",)
         jobs += [_plan_job(config, recipes, card.name, folder, model_hash, model, benchmark) for benchmark in wanted]
+    keys = [unit.key for job in jobs for unit in job.units]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise UserError(f"two parts of this sweep would be kept under '{key}': name each model, benchmark and seed once")
     identity = {
         "config": catalog.show(config) | {"device": device, "keep_trace": None, "plots": None, "latency": None},
         "jobs": [[job.model_hash, job.benchmark_hash, job.units[0].max_steps] for job in jobs],
         "policies": [catalog.show(recipe) for recipe in recipes],
+        "code": {recipe.name: catalog.code_version(recipe.python) for recipe in recipes if recipe.python},
         "schema": SCHEMA_VERSION,
         "version": stamp()["halting_bench"],
     }
@@ -137,7 +142,7 @@ def _plan_job(
                 calibration_fraction=config.calibration_fraction,
                 max_steps=max_steps,
                 mean_recurrence=spec.mean_recurrence,
-                shard_documents=config.shard_documents,
+                shard_tokens=config.shard_tokens,
                 batch_tokens=config.batch_tokens,
                 plans=plans,
             )

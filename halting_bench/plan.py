@@ -1,5 +1,6 @@
 """Resolves what a sweep was asked into what it will do: which policies apply to which model, with which rules."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +53,8 @@ def plan_policy(recipe: PolicyRecipe, spec: ModelSpec, max_steps: int) -> Policy
         else [*recipe.any_of, *recipe.all_of]
     )
     signals = [SIGNALS[rule.signal] for rule in specs]
-    first = max((signal.first + rule.hits - 1 for signal, rule in zip(signals, specs, strict=True)), default=1)
+    each = [first_step(rule, recipe) for rule in specs] or [1]
+    first = min(each) if recipe.any_of else max(each)
     reason = ""
     if any(signal.needs_gate for signal in signals) and not spec.has_gate:
         reason = "the model has no halting gate"
@@ -64,7 +66,7 @@ def plan_policy(recipe: PolicyRecipe, spec: ModelSpec, max_steps: int) -> Policy
         rule=replay_rule(specs[0], recipe) if recipe.signal else None,
         combination=replay_combination(recipe) if recipe.any_of or recipe.all_of else None,
         opaque=opaque,
-        needs_logits=any(signal.needs_logits for signal in signals) if signals else True,
+        needs_logits=any(signal.needs_logits for signal in signals) or any(policy.needs_logits for _, policy in opaque),
         signal_flops=float(sum(signal.flops(spec.width, spec.vocab_size) for signal in signals)),
         not_applicable=reason,
     )
@@ -81,6 +83,13 @@ def check_signals(recipe: PolicyRecipe) -> None:
     for value in (*recipe.grid.absolute, *(rule.threshold for rule in combined if rule.threshold is not None)):
         if value < 0:
             raise UserError(f"policy '{recipe.name}': threshold {value} is negative, but scores never are: give one above 0")
+
+
+def first_step(rule: RuleSpec, recipe: PolicyRecipe) -> int:
+    """The first step at which a rule of a recipe can fire: `hits` checks from its first defined score, after `min_steps`."""
+    enough = -(-SIGNALS[rule.signal].first // rule.every) + rule.hits - 1
+    allowed = -(-max(rule.min_steps, recipe.min_steps) // rule.every)
+    return max(enough, allowed) * rule.every
 
 
 def replay_rule(spec: RuleSpec, recipe: PolicyRecipe) -> Rule:
@@ -138,5 +147,19 @@ def split_size(documents: int, fraction: float) -> int:
     return min(max(round(documents * fraction), 1), documents - 1)
 
 
+COMPLETE = "complete.json"
+"""Names the file that says how many shards a trace has: without it, the pass did not end."""
+
+
 def shard_path(folder: Path, index: int) -> Path:
+    """Where the trace of a unit keeps its shard of this number."""
     return folder / f"{index:05d}.safetensors"
+
+
+def trace_shards(folder: Path) -> list[Path]:
+    """The shards of a complete trace, in order. Raises FileNotFoundError when it is not complete."""
+    count = json.loads((folder / COMPLETE).read_text())["shards"]
+    shards = [shard_path(folder, index) for index in range(count)]
+    for path in shards:
+        path.stat()
+    return shards

@@ -58,17 +58,28 @@ def sweep(config: SweepConfig | None = None, *, out: str | Path | None = None, p
             raise UserError(f"{folder} holds another run ({known['run_id']}, not {plan.run_id}): choose another --out")
         if not known:
             write_json(run.part("manifest.json"), manifest(plan))
+        if _finished(folder, plan):
+            return folder
         run.log("started", run_id=plan.run_id)
         _run_jobs(run, plan, progress or Silent())
         run.log("finished", run_id=plan.run_id)
     return folder
 
 
+def _finished(folder: Path, plan: Plan) -> bool:
+    """Whether everything asked for is there: no cell that failed, and a trace where one is to be kept."""
+    import pandas as pd
+
+    if not (folder / "points.parquet").exists() or (plan.config.keep_trace and not (folder / "trace").exists()):
+        return False
+    return not (pd.read_parquet(folder / "points.parquet", columns=["status"])["status"] == "failed").any()
+
+
 def _run_jobs(run: RunDirectory, plan: Plan, progress: Progress) -> None:
     import torch
 
     units = [unit for job in plan.jobs for unit in job.units]
-    traced = progress.start("trace", sum(unit.shard_count() for unit in units))
+    traced = progress.start("trace", sum(len(unit.documents) for unit in units))
     replayed = progress.start("replay", sum(cell_count(unit) for unit in units))
     acted = progress.start("execute", len(plan.jobs)) if plan.config.execute else None
     frames: dict[str, list[pd.DataFrame]] = {}

@@ -4,7 +4,7 @@ Every part lands in its own file, whole or not at all, so an interrupted sweep g
 """
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,8 @@ from halting_bench.engine.points import (
 from halting_bench.engine.replay import unsigned_threshold
 from halting_bench.engine.trace import TracePlan, trace
 from halting_bench.errors import PolicyFailed, UserError
-from halting_bench.plan import PolicyPlan, shard_path, split_size, trace_signals
-from halting_bench.store import Arrays, RunDirectory, write_arrays, write_frame
+from halting_bench.plan import PolicyPlan, COMPLETE, shard_path, split_size, trace_shards, trace_signals
+from halting_bench.store import Arrays, RunDirectory, write_arrays, write_frame, write_json
 from halting_bench.tabulation import Points, point_rows, random_rows
 
 if TYPE_CHECKING:
@@ -49,12 +49,9 @@ class Unit:
     calibration_fraction: float
     max_steps: int
     mean_recurrence: int
-    shard_documents: int
+    shard_tokens: int
     batch_tokens: int
     plans: tuple[PolicyPlan, ...]
-
-    def shard_count(self) -> int:
-        return -(-len(self.documents) // self.shard_documents)
 
     def draw(self, sequences: list[Sequence]) -> list[Sequence]:
         """The sequences of one document that this sample uses: a draw that depends on the document alone."""
@@ -71,20 +68,37 @@ def trace_unit(run: RunDirectory, unit: Unit, model: RecurrentModel, benchmark: 
     """Records the shards that are not there yet."""
     opaque = {plan.key(t): policy for plan in unit.plans if not plan.not_applicable for t, policy in plan.opaque}
     plan = TracePlan(trace_signals(list(unit.plans)), unit.max_steps, unit.seed, opaque, unit.batch_tokens)
-    for index in range(unit.shard_count()):
-        path = shard_path(run.part("trace", unit.key), index)
+    folder = run.part("trace", unit.key)
+    count = 0
+    for sequences in _shards(unit, benchmark, advance):
+        path = shard_path(folder, count)
         if not path.exists():
-            chosen = unit.documents[index * unit.shard_documents : (index + 1) * unit.shard_documents]
-            sequences = [sequence for document in chosen for sequence in unit.draw(benchmark.sequences(document))]
             write_arrays(path, trace(model, sequences, plan))
+        count += 1
+    write_json(folder / COMPLETE, {"shards": count})
+
+
+def _shards(unit: Unit, benchmark: Benchmark, advance: Advance) -> Iterator[list[Sequence]]:
+    """The unit's sequences in order, in groups of about `shard_tokens`, made as they are needed: memory stays bounded."""
+    group: list[Sequence] = []
+    tokens = 0
+    for document in unit.documents:
+        for sequence in unit.draw(benchmark.sequences(document)):
+            if group and tokens + len(sequence.tokens) > unit.shard_tokens:
+                yield group
+                group, tokens = [], 0
+            group.append(sequence)
+            tokens += len(sequence.tokens)
         advance()
+    if group:
+        yield group
 
 
 def open_trace(run: RunDirectory, unit: Unit, model: RecurrentModel, benchmark: Benchmark) -> TracedUnit:
     """The shards of a traced unit."""
     costs = model.costs()
     row = RowCost(**{name: (costs[key].fixed, costs[key].per_context) for name, key in _STAGES.items()})
-    shards = [shard_path(run.part("trace", unit.key), index) for index in range(unit.shard_count())]
+    shards = trace_shards(run.part("trace", unit.key))
     return TracedUnit(shards, list(unit.documents), unit.calibration(), benchmark.metric, row, unit.mean_recurrence)
 
 
@@ -162,7 +176,8 @@ def _policy_cell(run: RunDirectory, unit: Unit, traced: TracedUnit, plan: Policy
     return pd.concat([point_rows(traced, points, tallies), random_rows(traced, points, tallies)], ignore_index=True)
 
 
-def _points(plan: PolicyPlan, thresholds: np.ndarray) -> Points:
+def describe(plan: PolicyPlan, thresholds: np.ndarray) -> Points:
+    """Operating points of a policy as the table tells them."""
     recipe = plan.recipe
     params = recipe.model_dump_json(include={"signal", "python", "any_of", "all_of", "every", "params"}, exclude_defaults=True)
     return Points(recipe.name, thresholds, "grid", recipe.hits, recipe.min_steps, params, plan.needs_logits)
@@ -179,13 +194,13 @@ def _replay_rule(
     write_arrays(run.part("cells", unit.key, f"{plan.recipe.name}.curve.safetensors"), arrays)
     bounds = grid_bounds(rule, plan.recipe.grid.absolute, choice, traced.dtype)
     thresholds = unsigned_threshold(bounds, rule).astype(np.float64)
-    return _points(plan, thresholds), replay_thresholds(traced, rule, bounds, every_step)
+    return describe(plan, thresholds), replay_thresholds(traced, rule, bounds, every_step)
 
 
 def _replay_grid(traced: TracedUnit, plan: PolicyPlan, every_step: tuple[float, float]) -> tuple[Points, Tallies]:
     thresholds = np.array(plan.recipe.grid.absolute)
     tallies = replay_exits(traced, plan.exits(thresholds.tolist()), every_step)
-    return _points(plan, thresholds), tallies
+    return describe(plan, thresholds), tallies
 
 
 def read_curves(run: RunDirectory, unit: Unit, policy: str) -> dict[str, dict[str, np.ndarray]]:
