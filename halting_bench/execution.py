@@ -5,7 +5,6 @@ R steps.
 """
 
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,8 +22,8 @@ from halting_bench.records import Metric, Outcome
 from halting_bench.store import RunDirectory, write_frame
 from halting_bench.tabulation import outcome_columns
 from halting_bench.timing.clock import clock_for
-from halting_bench.timing.protocol import Protocol, measure
-from halting_bench.timing.workloads import Build, bracket_plan, fixed_length, prefill
+from halting_bench.timing.points import Shape, time_points
+from halting_bench.timing.workloads import fixed_length, prefill
 from halting_bench.unit import Unit, blank_row
 
 if TYPE_CHECKING:
@@ -41,8 +40,12 @@ class ChosenPoint:
     threshold: float
 
     @property
+    def name(self) -> str:
+        return self.plan.recipe.name
+
+    @property
     def key(self) -> str:
-        return f"{self.plan.recipe.name}@{self.threshold!r}"
+        return f"{self.name}@{self.threshold!r}"
 
     def policy(self) -> HaltingPolicy:
         return build_policy(self.plan.recipe, self.threshold)
@@ -144,56 +147,6 @@ def _tally(done: Executed, document: np.ndarray, traced: TracedUnit, plan: Polic
     )
 
 
-def time_points(
-    build: Build,
-    points: list[ChosenPoint],
-    *,
-    max_steps: int,
-    trained: int,
-    phase: str,
-    batch_rows: int,
-    device: str,
-    mode: str,
-    protocol: Protocol,
-    seed: int,
-) -> "pd.DataFrame":
-    """Measures points with their brackets at one shape: rows of latency.parquet, uniform depths included."""
-    import pandas as pd
-
-    clock = clock_for(device)
-    plan = bracket_plan(
-        build, {p.key: p.policy() for p in points}, max_steps=max_steps, trained=trained, prompts=phase == "decode"
-    )
-    timings, brackets = plan.read(measure(plan.points, protocol, clock, np.random.default_rng(seed)))
-    shape = {"device": device, "batch_rows": batch_rows, "mode": mode, "phase": phase}
-    out = []
-    for point in points:
-        row = {
-            "policy": point.plan.recipe.name,
-            "threshold": point.threshold,
-            **shape,
-            "mean_depth": plan.policies[point.key].mean_depth,
-        }
-        row |= timings[point.key].columns()
-        found = brackets[point.key]
-        for name in ("speedup", "speedup_ideal", "realised_fraction"):
-            value = getattr(found, name)
-            row |= {name: value.value, f"{name}_lo": value.lo, f"{name}_hi": value.hi}
-        row["stages"] = _stages(plan.policies[point.key].stages, clock)
-        out.append(row)
-    for depth, work in sorted(plan.uniform.items()):
-        out.append(
-            {
-                "policy": "fixed",
-                "threshold": float(depth),
-                **shape,
-                "mean_depth": float(depth),
-                **timings[work.point.key].columns(),
-            }
-        )
-    return pd.DataFrame(out)
-
-
 def act_out(
     run: RunDirectory, plan: Plan, job: Job, unit: Unit, model: RecurrentModel, traced: TracedUnit, rows: "pd.DataFrame"
 ) -> list[tuple["pd.DataFrame", "pd.DataFrame"]]:
@@ -241,9 +194,9 @@ def measure_points(
         )
         try:
             frame = time_points(
-                build, choose_points(rows, unit.plans),
-                max_steps=unit.max_steps, trained=unit.mean_recurrence, phase="prefill", batch_rows=wanted.batch_rows,
-                device=plan.device, mode="eager", protocol=wanted.protocol(len(plan.jobs)), seed=unit.seed,
+                build, choose_points(rows, unit.plans), Shape(plan.device, wanted.batch_rows, "eager", "prefill", length),
+                max_steps=unit.max_steps, trained=unit.mean_recurrence, rules=wanted.protocol(len(plan.jobs)),
+                seed=unit.seed, clock=clock_for(plan.device),
             )  # fmt: skip
         except Exception as error:  # seconds are an extra: without them the sweep still stands
             run.log("timing_failed", unit=unit.key, error=traceback.format_exc())
@@ -253,9 +206,3 @@ def measure_points(
             frame.insert(0, column, value)
         write_frame(path, frame)
     return pd.read_parquet(path)
-
-
-def _stages(stages: Callable[..., dict[str, float]], clock: object) -> str:
-    import json
-
-    return json.dumps({name: round(seconds, 6) for name, seconds in stages(clock).items()})
