@@ -1,0 +1,257 @@
+"""What changed between two runs: each quantity as a difference, head minus base, paired by test document.
+
+Figures at a point or along a curve are linearised means over documents; the share of the oracle gap, a ratio of differences, is
+bootstrapped over documents, both runs with the same draws. All intervals are of 95 %.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from halting_bench.analysis.pairing import Incomparable, Incomplete, Pair, Point, Side, first_seed
+from halting_bench.analysis.pareto import hypervolume as dominated_area
+from halting_bench.analysis.statistics import paired_difference, student_quantile
+from halting_bench.store import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SLOPE_STEP = 0.25  # core steps to each side over which a curve's slope is taken
+
+
+@dataclass(frozen=True)
+class Difference:
+    """head - base with its interval; NaN ends where there are too few documents for one."""
+
+    base: float
+    head: float
+    value: float
+    lo: float
+    hi: float
+    point: Point | None = None  # where it was read, where that is one point
+    sign_test: float = math.nan  # two-sided p of as many documents better as worse: McNemar's test where each is one answer
+
+
+def quality(pair: Pair, point: Point) -> Difference:
+    """At the same threshold."""
+    base, head = pair.base.quality[pair.base.row(point)], pair.head.quality[pair.head.row(point)]
+    return _paired(pair, head, base, point, sign_test=sign_test(head - base))
+
+
+def mean_depth(pair: Pair, point: Point) -> Difference:
+    """At the same threshold."""
+    return _paired(pair, pair.head.depth[pair.head.row(point)], pair.base.depth[pair.base.row(point)], point)
+
+
+def flops(pair: Pair, point: Point) -> Difference:
+    """Counted FLOPs a token at the same threshold; the interval is that of the mean depth, priced by a step."""
+    depth = mean_depth(pair, point)
+    base, head = (_flops(side, point) for side in (pair.base, pair.head))
+    uniform = pair.base.points[pair.base.points["policy"] == "fixed"].sort_values("threshold")
+    step = float(np.polyfit(uniform["threshold"], uniform["flops_per_token"], 1)[0]) if len(uniform) > 1 else math.nan
+    half = step * (depth.hi - depth.lo) / 2
+    return Difference(base, head, head - base, head - base - half, head - base + half, point)
+
+
+def depth_at_equal_quality(pair: Pair, policy: str) -> Difference:
+    """The least mean depth at which a policy keeps its own run's full-depth quality, as chosen on calibration documents."""
+    if policy not in pair.base.iso:
+        raise Incomparable(f"{policy} reaches equal quality nowhere in the baseline")
+    base = Point(policy, pair.base.iso[policy])
+    base_sums = pair.base.depth[pair.base.row(base)]
+    if policy not in pair.head.iso:
+        return Difference(float(base_sums.sum() / pair.counts.sum()), math.inf, math.inf, math.inf, math.inf, base)
+    head = Point(policy, pair.head.iso[policy])
+    return _paired(pair, pair.head.depth[pair.head.row(head)], base_sums, base)
+
+
+def quality_at_equal_depth(pair: Pair, policy: str, depth: float | None = None) -> Difference:
+    """Quality read off each run's exact curve at one mean depth: the baseline's at equal quality unless given.
+
+    The interval is that of the nearest selected points, each moved along its curve (delta method).
+    """
+    if depth is None:
+        if policy not in pair.base.iso:
+            raise Incomparable(f"{policy} reaches equal quality nowhere in the baseline: give the rule a depth")
+        row = pair.base.row(Point(policy, pair.base.iso[policy]))
+        depth = float(pair.base.depth[row].sum() / pair.counts.sum())
+    (base, base_sums), (head, head_sums) = (_at_depth(pair, side, policy, depth) for side in (pair.base, pair.head))
+    around, lo, hi = paired_difference(head_sums, base_sums, pair.counts)
+    return Difference(base, head, head - base, head - base + lo - around, head - base + hi - around)
+
+
+def hypervolume(pair: Pair, policy: str) -> Difference:
+    """The area that a policy's exact curve dominates, against the cap and the baseline's quality at depth 1.
+
+    The interval is that of the quality along the curve, read at the nearest selected points (delta method).
+    """
+    reference = float(pair.base.quality[pair.base.row(Point("fixed", 1.0))].sum() / pair.counts.sum())
+    (base, base_sums), (head, head_sums) = (_area(pair, side, policy, reference) for side in (pair.base, pair.head))
+    around, lo, hi = paired_difference(head_sums, base_sums, pair.counts)
+    return Difference(base, head, head - base, head - base + lo - around, head - base + hi - around)
+
+
+def gap_share(pair: Pair, policy: str) -> Difference:
+    """The share of the distance from uniform depth to the loss oracle that a policy closes at its point of equal quality."""
+
+    def share(side: Side, weights: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        if policy not in side.iso:
+            raise Incomplete(f"{policy} has no point of equal quality in one of the runs")
+        own = [side.row(Point(policy, side.iso[policy]))]
+        read = [
+            weights @ sums[rows].T / tokens[:, None]
+            for rows in (side.of_policy("fixed"), side.of_policy("oracle-loss"), own)
+            for sums in (side.depth, side.quality)
+        ]
+        return np.array([_share(pair.sign, *values) for values in zip(*read, strict=True)])
+
+    return _bootstrapped(pair, share)
+
+
+def latency(base: Run, head: Run, model: str, head_model: str, benchmark: str, point: Point) -> list[tuple[dict, Difference]]:
+    """Relative change of the median milliseconds a token (0.1: a tenth slower), one for each shape timed in both runs.
+
+    Raises:
+        Incomparable: other devices, threads, versions of torch or dtypes.
+        Incomplete: a run was not timed at that point.
+    """
+    reason = machine_difference(base, head)
+    if reason:
+        raise Incomparable(reason)
+    shape = ["batch_rows", "phase", "mode"]
+    timed = [_timed(run, name, benchmark, point) for run, name in ((base, model), (head, head_model))]
+    joined = timed[0].merge(timed[1], on=shape, suffixes=("_base", "_head"))
+    if joined.empty:
+        raise Incomplete(f"{point.policy} at threshold {point.threshold:.6g} was not timed at one shape in both runs")
+    return [({name: row[name] for name in shape}, _slower(row)) for row in joined.to_dict("records")]
+
+
+def machine_difference(base: Run, head: Run) -> str:
+    """Why seconds of the two runs cannot be compared; empty when they can."""
+    for name, read in _MACHINE.items():
+        was, now = (read(run.manifest["environment"]) for run in (base, head))
+        if was != now:
+            return f"seconds of another {name} ({was}, {now})"
+    return ""
+
+
+def _device(environment: dict) -> str:
+    device = environment.get("device") or {}
+    if device.get("type") == "cuda":
+        return f"{device.get('name')}, driver {device.get('driver')}"
+    return f"{(environment.get('cpu') or {}).get('model')}, {device.get('threads')} threads"
+
+
+_MACHINE: dict[str, Callable[[dict], object]] = {
+    "device": _device,
+    "torch": lambda environment: environment["versions"].get("torch"),
+    "dtype": lambda environment: environment["dtype"],
+}
+
+
+def sign_test(difference: np.ndarray) -> float:
+    """Two-sided exact p-value that as many documents got better as worse; 1 when none changed."""
+    from scipy.stats import binomtest
+
+    better, worse = int((difference > 0).sum()), int((difference < 0).sum())
+    return float(binomtest(better, better + worse).pvalue) if better + worse else 1.0
+
+
+def _paired(pair: Pair, head: np.ndarray, base: np.ndarray, point: Point, sign_test: float = math.nan) -> Difference:
+    value, lo, hi = paired_difference(head, base, pair.counts)
+    tokens = pair.counts.sum()
+    return Difference(float(base.sum() / tokens), float(head.sum() / tokens), value, lo, hi, point, sign_test)
+
+
+def _flops(side: Side, point: Point) -> float:
+    rows = side.points[side.points["policy"] == point.policy]
+    rows = rows[[Point(point.policy, threshold).same(point) for threshold in rows["threshold"]]]
+    if rows.empty:
+        raise Incomplete(f"{point.policy} at threshold {point.threshold:.6g} is not among the points")
+    return float(rows["flops_per_token"].iloc[0])
+
+
+def _at_depth(pair: Pair, side: Side, policy: str, depth: float) -> tuple[float, np.ndarray]:
+    """Quality at a mean depth, and sums by document [M] that vary as it does."""
+    curve = _curve(side, policy)
+    x, y = curve["mean_depth"].to_numpy(), curve["quality"].to_numpy()
+    if not len(x) or not x[0] <= depth <= x[-1]:
+        raise Incomplete(f"{policy} has no points around mean depth {depth:.3g}")
+    left, right = max(depth - SLOPE_STEP, x[0]), min(depth + SLOPE_STEP, x[-1])
+    at_left, here, at_right = np.interp([left, depth, right], x, y)
+    slope = (at_right - at_left) / (right - left) if right > left else 0.0
+    rows = side.of_policy(policy)
+    row = rows[int(np.argmin(np.abs(side.depth[rows].sum(axis=1) / pair.counts.sum() - depth)))]
+    return float(here), side.quality[row] - slope * side.depth[row]
+
+
+def _area(pair: Pair, side: Side, policy: str, reference: float) -> tuple[float, np.ndarray]:
+    """The dominated area of a curve, and sums by document [M] that vary as it does."""
+    curve = _curve(side, policy)
+    x, y = curve["mean_depth"].to_numpy(), curve["quality"].to_numpy()
+    gain = pair.sign * (y - reference)
+    leader = np.maximum.accumulate(np.where(gain == np.maximum.accumulate(gain), np.arange(len(gain)), 0))
+    width = np.where(gain[leader] > 0, np.diff(np.r_[x, pair.max_steps]), 0.0)
+    width = np.bincount(leader, width, minlength=len(x))  # how far to the right each place of the curve leads
+    slope = np.gradient(y, x) if len(x) > 1 else np.zeros(1)
+    rows = np.array(side.of_policy(policy))
+    nearest = rows[np.abs(side.depth[rows].sum(axis=1)[:, None] / pair.counts.sum() - x).argmin(axis=0)]
+    size = len(side.selected)
+    share, moved = np.bincount(nearest, width, size), np.bincount(nearest, width * slope, size)
+    sums = pair.sign * (share[rows] @ side.quality[rows] - moved[rows] @ side.depth[rows])
+    return dominated_area(x, y, pair.higher_is_better, (float(pair.max_steps), reference)), sums
+
+
+def _curve(side: Side, policy: str) -> "pd.DataFrame":
+    """The exact curve of a rule; of a policy without one its points."""
+    curve = side.curves[side.curves["policy"] == policy] if len(side.curves) else side.curves
+    if not len(curve):
+        curve = side.points[side.points["policy"] == policy]
+    return curve.groupby("mean_depth", as_index=False)["quality"].mean().sort_values("mean_depth")
+
+
+def _bootstrapped(pair: Pair, figure: Callable[[Side, np.ndarray, np.ndarray], np.ndarray]) -> Difference:
+    """A figure of many points with a normal interval; figure: (side, weights [B, M], tokens [B]) -> [B]."""
+    whole = np.ones((1, len(pair.counts))), np.array([float(pair.counts.sum())])
+    base, head = (float(figure(side, *whole)[0]) for side in (pair.base, pair.head))
+    drawn = figure(pair.head, pair.weights, pair.tokens) - figure(pair.base, pair.weights, pair.tokens)
+    documents = len(pair.counts)
+    half = student_quantile(documents) * float(drawn.std(ddof=1)) if documents > 1 else math.nan
+    return Difference(base, head, head - base, head - base - half, head - base + half)
+
+
+def _share(
+    sign: int, uniform_depth: np.ndarray, uniform: np.ndarray, oracle_depth: np.ndarray, oracle: np.ndarray,
+    depth: np.ndarray, quality: np.ndarray,
+) -> float:  # fmt: skip
+    order, oracle_order = np.argsort(uniform_depth), np.argsort(oracle_depth)
+    at_same = np.interp(depth[0], uniform_depth[order], uniform[order])
+    best = np.interp(depth[0], oracle_depth[oracle_order], oracle[oracle_order])
+    room = sign * (best - at_same)
+    return float(sign * (quality[0] - at_same) / room) if room > 0 else math.nan
+
+
+def _timed(run: Run, model: str, benchmark: str, point: Point) -> "pd.DataFrame":
+    frame = first_seed(run.latency, model, benchmark)
+    if not frame.empty:
+        frame = frame[(frame["policy"] == point.policy) & (frame["status"] == "ok")]
+        frame = frame[[Point(point.policy, threshold).same(point) for threshold in frame["threshold"]]]
+    if frame.empty:
+        raise Incomplete(f"{point.policy} at threshold {point.threshold:.6g} was not timed")
+    return frame[["batch_rows", "phase", "mode", "samples_ms", "prompt_ms", "tokens_per_run"]]
+
+
+def _slower(row: dict) -> Difference:
+    """From raw samples: the medians' ratio minus 1, and its extremes over their joint intervals."""
+    from halting_bench.timing.medians import median
+
+    ends = []
+    for side in ("base", "head"):
+        found = median(list(row[f"samples_ms_{side}"]), 0.975)  # two of them hold together at 95 %
+        prompt, tokens = row[f"prompt_ms_{side}"], row[f"tokens_per_run_{side}"]
+        ends.append([(each - prompt) / tokens for each in (found.value, found.lo, found.hi)])
+    (base, base_lo, base_hi), (head, head_lo, head_hi) = ends
+    return Difference(base, head, head / base - 1, head_lo / base_hi - 1, head_hi / base_lo - 1)

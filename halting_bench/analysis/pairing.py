@@ -1,0 +1,207 @@
+"""Two runs, document by document: the same test documents of a (model, benchmark), with each run's selected points.
+
+Shapes: G points of a run, M documents, B bootstrap draws.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from halting_bench.store import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DRAWS = 400
+KEY = ("policy", "threshold")
+
+
+class Incomparable(Exception):
+    """The two runs measured different things."""
+
+
+class Incomplete(Exception):
+    """A run lacks what the comparison is about; the same sweep with other settings would have it."""
+
+
+class Point(NamedTuple):
+    """An operating point. A policy without a threshold has NaN, which here equals itself."""
+
+    policy: str
+    threshold: float
+
+    def same(self, other: "Point") -> bool:
+        """Whether both are one point, whatever the precision in which a threshold was written."""
+        if self.policy != other.policy:
+            return False
+        if math.isnan(self.threshold) or math.isnan(other.threshold):
+            return math.isnan(self.threshold) and math.isnan(other.threshold)
+        return math.isclose(self.threshold, other.threshold, rel_tol=1e-6)
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one run says of the shared documents. quality, depth: sums by document [G, M]."""
+
+    selected: tuple[Point, ...]  # [G]
+    quality: np.ndarray
+    depth: np.ndarray
+    points: "pd.DataFrame"  # its test rows, subset all
+    curves: "pd.DataFrame"  # its exact test curves
+    iso: dict[str, float]  # policy -> threshold of least depth at equal quality; absent where it reached none
+
+    def row(self, point: Point) -> int:
+        """Raises Incomplete when the run kept no figures by document of that point."""
+        found = next((row for row, own in enumerate(self.selected) if own.same(point)), None)
+        if found is None:
+            raise Incomplete(f"{point.policy} at threshold {point.threshold:.6g} has no figures by document")
+        return found
+
+    def of_policy(self, policy: str) -> list[int]:
+        """Its points, in no order."""
+        rows = [row for row, point in enumerate(self.selected) if point.policy == policy]
+        if not rows:
+            raise Incomplete(f"{policy} has no figures by document")
+        return rows
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both sides of a (model, benchmark). counts: scored tokens a document, int64 [M]."""
+
+    model: str
+    benchmark: str
+    evidence: str
+    counts: np.ndarray
+    base: Side
+    head: Side
+    metric: str
+    higher_is_better: bool
+    max_steps: int
+    same_model: bool
+
+    @property
+    def sign(self) -> int:
+        return 1 if self.higher_is_better else -1
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        """How often each draw of a bootstrap over documents holds each document, float64 [B, M]: the same for both sides."""
+        documents = len(self.counts)
+        drawn = np.random.default_rng(0).multinomial(documents, np.full(documents, 1 / documents), size=DRAWS)
+        return drawn.astype(np.float64)
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """Scored tokens of each draw, [B]."""
+        return self.weights @ self.counts
+
+
+def pairs(base: Run, head: Run) -> list[tuple[str, str, str]]:
+    """(base's model, head's model, benchmark) of everything both runs measured.
+
+    Models are matched by name; two runs of one model each are matched whatever they are called.
+    """
+    names = [run.points[["model", "benchmark"]].drop_duplicates() for run in (base, head)]
+    models = [list(dict.fromkeys(part["model"])) for part in names]
+    matched = {model: model for model in models[0] if model in models[1]}
+    if not matched and len(models[0]) == len(models[1]) == 1:
+        matched = {models[0][0]: models[1][0]}
+    known = set(names[1].itertuples(index=False, name=None))
+    return [
+        (m, matched[m], b) for m, b in names[0].itertuples(index=False, name=None) if m in matched and (matched[m], b) in known
+    ]
+
+
+def pair(base: Run, head: Run, model: str, head_model: str, benchmark: str, evidence: str = "replayed") -> Pair:
+    """Aligns two runs on the test documents that both scored, each with its first seed.
+
+    Raises:
+        Incomparable: another benchmark behind the same name, other documents, other tokens in them, another metric.
+        Incomplete: a run kept no figures by document.
+    """
+    hashes = [_benchmark_hash(run, benchmark) for run in (base, head)]
+    if hashes[0] != hashes[1]:
+        raise Incomparable(f"benchmark {benchmark} is not the same in both runs ({hashes[0]}, {hashes[1]})")
+    documents = [_documents(run, name, benchmark, evidence) for run, name in ((base, model), (head, head_model))]
+    ids = np.intersect1d(*(part["document"].unique() for part in documents))
+    if len(ids) == 0:
+        raise Incomparable(f"the runs share no test document of {benchmark}: sweep both with the same --seed and --limit")
+    counts = [_counts(part, ids) for part in documents]
+    if not np.array_equal(*counts):
+        raise Incomparable(f"the documents of {benchmark} have other tokens in each run: tokenizer or sampling changed")
+    sides = [
+        _side(run, name, benchmark, evidence, part, ids)
+        for run, name, part in zip((base, head), (model, head_model), documents, strict=True)
+    ]
+    told = [side.points.iloc[0] for side in sides]
+    if told[0]["metric"] != told[1]["metric"]:
+        raise Incomparable(f"{benchmark} is scored by {told[0]['metric']} in one run and by {told[1]['metric']} in the other")
+    return Pair(
+        model=model,
+        benchmark=benchmark,
+        evidence=evidence,
+        counts=counts[0],
+        base=sides[0],
+        head=sides[1],
+        metric=str(told[0]["metric"]),
+        higher_is_better=bool(told[0]["higher_is_better"]),
+        max_steps=int(told[0]["max_steps"]),
+        same_model=told[0]["model_hash"] == told[1]["model_hash"],
+    )
+
+
+def _benchmark_hash(run: Run, benchmark: str) -> str | None:
+    return next((each["benchmark_hash"] for each in run.manifest["benchmarks"] if each["benchmark"] == benchmark), None)
+
+
+def first_seed(frame: "pd.DataFrame", model: str, benchmark: str) -> "pd.DataFrame":
+    """The rows of a (model, benchmark) with the least seed."""
+    if frame.empty:
+        return frame
+    own = frame[(frame["model"] == model) & (frame["benchmark"] == benchmark)]
+    return own[own["seed"] == own["seed"].min()]
+
+
+def _documents(run: Run, model: str, benchmark: str, evidence: str) -> "pd.DataFrame":
+    frame = first_seed(run.per_document, model, benchmark)
+    if not frame.empty:
+        frame = frame[(frame["evidence"] == evidence) & (frame["split"] == "test") & (frame["n_tokens"] > 0)]
+    if frame.empty:
+        raise Incomplete(f"{run.path} has no {evidence} figures by document of {model} on {benchmark}")
+    return frame
+
+
+def _counts(frame: "pd.DataFrame", ids: np.ndarray) -> np.ndarray:
+    once = frame.drop_duplicates("document").set_index("document")["n_tokens"]
+    return once.loc[ids].to_numpy(np.int64)
+
+
+def _side(run: Run, model: str, benchmark: str, evidence: str, frame: "pd.DataFrame", ids: np.ndarray) -> Side:
+    groups = frame.groupby(list(KEY), dropna=False, sort=False)
+    code = groups.ngroup().to_numpy()
+    selected = tuple(Point(str(policy), float(threshold)) for policy, threshold in groups.groups)
+    document = frame["document"].to_numpy()
+    column = np.minimum(np.searchsorted(ids, document), len(ids) - 1)
+    shared = ids[column] == document
+    arrays = []
+    for name in ("quality_sum", "depth_sum"):
+        sums = np.full((len(selected), len(ids)), np.nan)
+        sums[code[shared], column[shared]] = frame[name].to_numpy(np.float64)[shared]
+        arrays.append(sums)
+    points = first_seed(run.points, model, benchmark)
+    points = points[(points["split"] == "test") & (points["subset"] == "all") & (points["evidence"] == evidence)]
+    iso = first_seed(run.iso, model, benchmark)
+    reached = iso[iso["status"] == "ok"]
+    curves = first_seed(run.curves, model, benchmark)
+    return Side(
+        selected=selected,
+        quality=arrays[0],
+        depth=arrays[1],
+        points=points[points["status"] == "ok"],
+        curves=curves[curves["split"] == "test"] if len(curves) else curves,
+        iso=dict(zip(reached["policy"], reached["threshold"].astype(float), strict=True)),
+    )

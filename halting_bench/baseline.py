@@ -1,0 +1,32 @@
+"""A committed baseline: the parts of a run that a gate reads, and nothing else."""
+
+from pathlib import Path
+
+from halting_bench.errors import UserError
+from halting_bench.store import Run, load_run, write_bytes
+
+PARTS = ("manifest.json", "per_document.parquet", "iso.parquet", "curves.parquet", "latency.parquet", "points.parquet")
+"""points.parquet last: its presence says that the baseline is whole."""
+
+
+def update_baseline(head: Run, folder: Path) -> list[Path]:
+    """Replaces a baseline by a run. Returns the files written.
+
+    Raises:
+        UserError: the folder holds something else than a baseline or a run, or is the run itself.
+    """
+    if folder.resolve() == head.path.resolve():
+        raise UserError(f"{folder} is the run itself: name another folder with --baseline")
+    if folder.exists() and any(folder.iterdir()) and not (folder / "manifest.json").exists():
+        raise UserError(f"{folder} holds something else than a run: give an empty or new folder with --baseline")
+    if (folder / "cells").exists():
+        raise UserError(f"{folder} is a whole run, not a baseline: give an empty or new folder with --baseline")
+    written = []
+    for name in PARTS:
+        (folder / name).unlink(missing_ok=True)
+    for name in PARTS:
+        if (head.path / name).exists():
+            write_bytes(folder / name, (head.path / name).read_bytes())
+            written.append(folder / name)
+    load_run(folder)
+    return written
