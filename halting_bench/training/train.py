@@ -31,7 +31,8 @@ from halting_bench.architectures.base import RecurrentModel
 from halting_bench.architectures.huginn import Huginn
 from halting_bench.architectures.self_transformer import SelfTransformer
 from halting_bench.architectures.two_scale import TwoScale
-from halting_bench.benchmarks.base import NOT_SCORED
+from halting_bench.benchmarks.base import NOT_SCORED, Sequence
+from halting_bench.diagnosis import diagnose, summary
 from halting_bench.errors import UserError
 from halting_bench.records import digest
 from halting_bench.training import corpus as corpora
@@ -220,6 +221,8 @@ class Run:
             shown.append(f"{name} " + "/".join(f"{value:.2f}" for value in loss.values()))
         entry: dict[str, Any] = {"step": counters.step, "tokens": counters.tokens, "seconds": round(counters.seconds, 1)}
         entry |= {"held_out": held_out, "level": counters.curriculum.level}
+        if len(self.model.spec.loops) > 1:
+            entry["dynamics"] = self._dynamics()
         if counters.step == self.recipe.steps:
             entry |= {"device": self.device.type, "torch": torch.__version__, "corpus": self.corpus_manifest}
         with (self.out / "log.jsonl").open("a") as file:
@@ -236,6 +239,12 @@ class Run:
                 loss[str(depth)] = round(float(F.cross_entropy(logits, targets[scored])), 4)
                 accuracy[str(depth)] = round(float((logits.argmax(-1) == targets[scored]).float().mean()), 4)
         return loss, accuracy
+
+    def _dynamics(self) -> dict[str, Any]:
+        """How states move within and between loops, on the first task's held-out batch."""
+        batch = self.mixture.held_out(self.mixture.names[0])
+        pairs = enumerate(zip(batch.tokens, batch.targets, strict=True))
+        return summary(diagnose(self.model, [Sequence(i, i, tokens, targets) for i, (tokens, targets) in pairs]))
 
     def save(self) -> None:
         """Writes the whole run to one file, atomically: tensors as safetensors, counters as JSON in its header."""
