@@ -1,6 +1,6 @@
-"""Bits per byte of `docs` under xz and under byte n-gram models of a recipe's own training text.
+"""Bits per byte of `docs` under xz, under byte n-gram models of a recipe's own training text, and under the trained model.
 
-    python perf/train_text_baselines.py models/huginn-tiny-text/recipe.yaml
+    python perf/train_text_baselines.py models/huginn-tiny-text/recipe.yaml --model models/huginn-tiny-text
 
 xz: each document on its own, `xz -9e`, container included. n-grams: interpolated Witten-Bell,
 
@@ -15,14 +15,18 @@ import argparse
 import json
 import lzma
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from halting_bench.architectures.load import load_model
 from halting_bench.benchmarks.base import Benchmark
 from halting_bench.benchmarks.text_sources import docs_benchmark
+from halting_bench.training.card import table
 from halting_bench.training.corpus import build
 from halting_bench.training.recipe import load_recipe
 
+DEPTHS = (4, 8, 16, 32)
 ORDERS = (3, 4, 5, 6)  # bytes in an n-gram, the predicted one included
 
 
@@ -93,18 +97,20 @@ def shared_with(train: np.ndarray, documents: list[np.ndarray]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path)
+    parser.add_argument("--model", type=Path, help="a trained folder, to score after 4, 8, 16 and 32 loops")
+    parser.add_argument("--documents", type=int, help="how many of the pages, in seed 0's order (all)")
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe)
     if recipe.corpus is None:
         parser.error(f"recipe '{arguments.recipe}' has no corpus")
     corpus = build(recipe.corpus)
     benchmark: Benchmark = docs_benchmark()
-    texts = [benchmark.document(document) for document in sorted(benchmark.sample(None, 0))]  # type: ignore[attr-defined]
+    texts = [benchmark.document(document) for document in benchmark.sample(arguments.documents, 0)]  # type: ignore[attr-defined]
     documents = [np.frombuffer(b"\0" + text, np.uint8) for text in texts]
     size = sum(map(len, texts))
     packed_size = sum(len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) for text in texts)
     distinct = once(corpus.train)
-    result = {
+    result: dict[str, Any] = {
         "benchmark": {"name": "docs", "documents": len(texts), "bytes": size},
         "corpus": corpus.manifest | {"distinct_bytes": int(distinct.size)},
         "shared_64_byte_substrings": round(shared_with(distinct, documents), 4),
@@ -118,6 +124,10 @@ def main() -> None:
             },
         },
     }
+    if arguments.model is not None:
+        found = table(load_model(arguments.model), benchmark, arguments.documents, DEPTHS)
+        by_depth = {f"{arguments.model.name}, {depth} loops": bits for depth, bits in zip(DEPTHS, found["all"], strict=True)}
+        result["bits_per_byte"] |= by_depth
     print(json.dumps(result, indent=2))
 
 

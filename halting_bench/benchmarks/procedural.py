@@ -116,7 +116,7 @@ class Shell(ProceduralTask):
     """A ball under one of five cups. `S2aj...`: it starts under cup 2, cups 0 and 1 change places, then 3 and 4."""
 
     name, tag, chance = "shell", "S", 0.2
-    bounds, trained = (2, 4, 6, 8, 12, 16, 24), 6
+    bounds, trained = (2, 4, 6, 8, 10, 12, 16), 6
 
     def length(self, level: int) -> int:
         return 2 + self.bounds[level]
@@ -139,7 +139,7 @@ class Pancake(ProceduralTask):
     """A marked pancake in a stack of six. `P352`: it is 3 from the top, 0-based; the top 5 are turned over, then the top 2."""
 
     name, tag, chance = "pancake", "P", 1 / 6
-    bounds, trained = (2, 4, 6, 8, 12, 16, 24), 6
+    bounds, trained = (2, 4, 6, 8, 10, 12, 16), 6
     size: ClassVar[int] = 6
 
     def length(self, level: int) -> int:
@@ -163,7 +163,7 @@ class S3(ProceduralTask):
     """The running product of permutations of three things. `Gbe...`: first b, then e; the label after e is their product."""
 
     name, tag, chance = "s3", "G", 1 / 6
-    bounds, trained = (1, 2, 4, 6, 8, 12, 16), 6
+    bounds, trained = (1, 2, 3, 4, 6, 8, 12), 6
 
     def length(self, level: int) -> int:
         return 1 + self.bounds[level]
@@ -184,28 +184,28 @@ class S3(ProceduralTask):
 class Hop(ProceduralTask):
     """Variables defined in terms of earlier ones. `Hx7qxkq`: x is 7, q is x, k is q; a definition's label is its digit.
 
-    A definition by a digit is one hop, by a variable one hop more than that variable's. Five chains of definitions, with
-    five different digits, grow interleaved: guessing among the digits seen gives a fifth.
+    A definition by a digit is one hop, by a variable one hop more than that variable's. Five chains of definitions (two
+    to four on the easy levels), with different digits, grow interleaved: guessing among the digits seen gives a fifth.
     """
 
     name, tag, chance = "hop", "H", 0.2
-    bounds, trained = (1, 2, 3, 4, 6, 8, 10, 12), 7
-    chains: ClassVar[int] = 5
+    bounds, trained = (1, 2, 3, 4, 6, 8, 10), 6
+    chains: ClassVar[tuple[int, ...]] = (2, 2, 2, 3, 4, 5, 5)  # by level: with fewer to choose from, a first step is found
 
     def definitions(self, level: int) -> int:
         """Definitions of a sequence of a level: all its chains in full, as far as there are letters."""
-        return min(self.chains * self.bounds[level], len(_VARIABLES))
+        return min(self.chains[level] * self.bounds[level], len(_VARIABLES))
 
     def length(self, level: int) -> int:
         return 1 + 2 * self.definitions(level)
 
     def generate(self, level: int, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        deepest, total = self.bounds[level], self.definitions(level)
+        deepest, total, chains = self.bounds[level], self.definitions(level), self.chains[level]
         tokens, targets, difficulty = self._frame(count, self.length(level))
         names = rng.permuted(np.broadcast_to(_VARIABLES, (count, len(_VARIABLES))), axis=1)
-        digits = rng.permuted(np.broadcast_to(_DIGIT + np.arange(10), (count, 10)), axis=1)[:, : self.chains]
-        depth, end = np.zeros((count, self.chains), np.int64), digits.copy()
-        priority = rng.random((count, total, self.chains))
+        digits = rng.permuted(np.broadcast_to(_DIGIT + np.arange(10), (count, 10)), axis=1)[:, :chains]
+        depth, end = np.zeros((count, chains), np.int64), digits.copy()
+        priority = rng.random((count, total, chains))
         rows = np.arange(count)
         for step in range(total):
             chain = np.where(depth < deepest, priority[:, step], -1.0).argmax(axis=1)

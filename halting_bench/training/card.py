@@ -33,7 +33,10 @@ from halting_bench.training.recipe import load_recipe
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 DOCUMENTS = 250
+PAGES = 60  # of `docs`: a page is long
 NOISE_SEED = 0
+SAMPLE_DEPTHS = (1, 4, 8)
+SAMPLE_DOCUMENTS = {Metric.ACCURACY: 20, Metric.BITS_PER_BYTE: 2}
 BATCH_TOKENS = 4096
 
 
@@ -129,6 +132,12 @@ def table(model: RecurrentModel, benchmark: Benchmark, limit: int | None, depths
     }
 
 
+def sample(model: RecurrentModel, benchmark: Benchmark) -> dict[str, Any]:
+    """The same over a table's first few documents: little enough to recompute in a test."""
+    found = table(model, benchmark, SAMPLE_DOCUMENTS[benchmark.metric], SAMPLE_DEPTHS)
+    return {key: found[key] for key in ("documents", "positions", "depths", "all")}
+
+
 def build_card(folder: Path) -> dict[str, Any]:
     """The card of a trained folder: its recipe, its log and the tables recomputed from its weights."""
     recipe = load_recipe(folder / "recipe.yaml")
@@ -138,7 +147,8 @@ def build_card(folder: Path) -> dict[str, Any]:
     tables = {}
     for name in recipe.benchmarks:
         benchmark = resolve(name)
-        tables[name] = table(model, benchmark, None if name == "docs" else DOCUMENTS)
+        tables[name] = table(model, benchmark, PAGES if name == "docs" else DOCUMENTS)
+        tables[name]["sample"] = sample(model, benchmark)
         if name in TASKS:
             tables[name]["chance"] = round(TASKS[name].chance, 2)
     parts = [part.task for part in recipe.mixture]
