@@ -7,10 +7,10 @@ if TYPE_CHECKING:
     from halting_bench.halting.policies import AllOf, AnyOf, FixedDepth, ThresholdPolicy
     from halting_bench.halting.policy import HaltingPolicy, State, Verdict, View
     from halting_bench.store import Run, load_run
-    from halting_bench.sweep import sweep
+    from halting_bench.sweeping.run import sweep
 
 _HOMES = {
-    "sweep": "sweep",
+    "sweep": "sweeping.run",
     "SweepConfig": "catalog",
     "load_run": "store",
     "Run": "store",

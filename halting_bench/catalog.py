@@ -325,6 +325,7 @@ class SweepConfig(Strict):
     calibration_fraction: float = Field(default=0.5, gt=0, lt=1)
     shard_tokens: int = Field(default=8192, ge=1)  # tokens traced between two writes: what an interruption costs, and memory
     batch_tokens: int = Field(default=2048, ge=1)
+    trust_remote_code: bool = False
     keep_trace: bool = False
     execute: bool = True  # act out and time the iso-quality point of each benchmark, a faster and a slower one
     kv_mode: str = "latest"

@@ -1,17 +1,15 @@
 """From what a sweep was asked to what it will do: models, benchmarks and policies resolved, before any work is done."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from halting_bench import catalog
 from halting_bench.architectures.base import RecurrentModel
-from halting_bench.architectures.config import read_config
-from halting_bench.architectures.load import load_model
 from halting_bench.benchmarks.base import Benchmark
 from halting_bench.errors import UserError
 from halting_bench.plan import plan_policy
 from halting_bench.records import SCHEMA_VERSION, digest
+from halting_bench.sources import ModelSource, find_model_source
 from halting_bench.timing.environment import stamp
 from halting_bench.unit import Unit, cell_count
 
@@ -21,7 +19,7 @@ class Job:
     """One (model, benchmark): its units are one a seed."""
 
     model_name: str
-    folder: Path
+    source: ModelSource
     model_hash: str
     benchmark: Benchmark
     benchmark_hash: str
@@ -78,11 +76,10 @@ def plan_sweep(config: catalog.SweepConfig) -> Plan:
         raise UserError(f"two policies are called '{min(doubled)}': rename one of them")
     jobs = []
     for name in config.models:
-        folder, card = catalog.find_model(name)
-        model_hash = hash_model(folder)
-        model = load_model(folder, dtype=getattr(torch, config.dtype), device="cpu")
-        wanted = config.benchmarks or card.benchmarks or ("docs",)
-        jobs += [_plan_job(config, recipes, card.name, folder, model_hash, model, benchmark) for benchmark in wanted]
+        source = find_model_source(name, trust_remote_code=config.trust_remote_code)
+        model = source.load(dtype=getattr(torch, config.dtype))
+        wanted = config.benchmarks or _usual_benchmarks(source)
+        jobs += [_plan_job(config, recipes, source, model, benchmark) for benchmark in wanted]
     keys = [unit.key for job in jobs for unit in job.units]
     for key in keys:
         if keys.count(key) > 1:
@@ -101,14 +98,12 @@ def plan_sweep(config: catalog.SweepConfig) -> Plan:
 def _plan_job(
     config: catalog.SweepConfig,
     recipes: list[catalog.PolicyRecipe],
-    model_name: str,
-    folder: Path,
-    model_hash: str,
+    source: ModelSource,
     model: RecurrentModel,
     benchmark_name: str,
 ) -> Job:
     benchmark = catalog.find_benchmark(benchmark_name)
-    spec = model.spec
+    model_name, spec = source.name, model.spec
     if len(spec.loops) > 1:
         raise UserError(f"model '{model_name}' has {len(spec.loops)} loops: its early exits cannot be replayed")
     max_steps = config.max_steps or (spec.mean_recurrence if spec.fixed_recurrence else 4 * spec.mean_recurrence)
@@ -147,22 +142,17 @@ def _plan_job(
                 plans=plans,
             )
         )
-    return Job(model_name, folder, model_hash, benchmark, digest(benchmark.manifest()), tuple(units))
+    return Job(model_name, source, source.hash(), benchmark, digest(benchmark.manifest()), tuple(units))
+
+
+def _usual_benchmarks(source: ModelSource) -> tuple[str, ...]:
+    """What a model is asked unless told otherwise: what its card names, else text."""
+    card = catalog.find_model(str(source.folder))[1] if source.folder is not None else None
+    return (card.benchmarks if card else ()) or ("docs",)
 
 
 def _slug(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
-
-
-def hash_model(folder: Path) -> str:
-    """The identity of a checkpoint: its config and the bytes of its weights."""
-    import hashlib
-
-    content = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        with open(path, "rb") as file:
-            content.update(hashlib.file_digest(file, "sha256").digest())
-    return digest({"config": read_config(folder), "weights": content.hexdigest()})
 
 
 def manifest(plan: Plan) -> dict[str, Any]:
@@ -173,7 +163,11 @@ def manifest(plan: Plan) -> dict[str, Any]:
         "config": catalog.show(plan.config),
         "plan": plan.summary(),
         "models": [
-            {"model": job.model_name, "model_hash": job.model_hash, "mean_recurrence": job.units[0].mean_recurrence}
+            {
+                **job.source.manifest(),
+                "model_hash": job.model_hash,
+                "mean_recurrence": job.units[0].mean_recurrence,
+            }
             for job in {job.model_name: job for job in plan.jobs}.values()
         ],
         "benchmarks": [

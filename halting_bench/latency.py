@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from halting_bench.architectures.base import RecurrentModel
 from halting_bench.latency_plan import LatencyRequest, Loaded, Point, Target, build_work, plan_again, shapes, targets
 from halting_bench.store import Run, RunDirectory, load_run, open_run, write_bytes, write_frame
-from halting_bench.sweep import Progress, Silent, with_latency
+from halting_bench.sweeping.run import Progress, Silent, with_latency
 from halting_bench.timing.clock import Clock, clock_for
 from halting_bench.timing.points import Shape, time_points
 from halting_bench.timing.protocol import Protocol

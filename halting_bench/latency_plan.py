@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from halting_bench.architectures.base import ModelSpec, RecurrentModel
-from halting_bench.architectures.load import load_model
 from halting_bench.benchmarks.base import Sequence
 from halting_bench.catalog import SweepConfig, parse
 from halting_bench.errors import UserError, unknown_name
@@ -194,8 +193,8 @@ class Loaded:
     def model(self, target: Target) -> RecurrentModel:
         import torch
 
-        if self._held is None or self._held[0].folder != target.job.folder:
+        if self._held is None or self._held[0].source != target.job.source:
             self._held = None  # the old one goes before the new one comes
             dtype = getattr(torch, self.plan.config.dtype)
-            self._held = target.job, load_model(target.job.folder, dtype=dtype, device=self.plan.device)
+            self._held = target.job, target.job.source.load(dtype=dtype, device=self.plan.device)
         return self._held[1]

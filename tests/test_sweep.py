@@ -19,7 +19,7 @@ from halting_bench.halting.policies import ThresholdPolicy
 from halting_bench.halting.policy import View
 from halting_bench.jobs import plan_sweep
 from halting_bench.store import Run, load_run, open_run
-from halting_bench.sweep import sweep
+from halting_bench.sweeping.run import sweep
 
 
 @pytest.fixture(scope="module")

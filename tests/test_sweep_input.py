@@ -9,7 +9,7 @@ from toy_sweeps import settings
 from halting_bench.architectures.toy import write_toy
 from halting_bench.errors import UserError
 from halting_bench.jobs import plan_sweep
-from halting_bench.sweep import sweep
+from halting_bench.sweeping.run import sweep
 
 
 @pytest.fixture(scope="module")

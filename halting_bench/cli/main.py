@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from halting_bench.cli import env, inspect, report, sweep, train
+from halting_bench.cli import calibrate, compare, doctor, env, gate, inspect, latency, recommend, report, sweep, train
 from halting_bench.errors import UserError
 
 app = typer.Typer(
@@ -17,6 +17,12 @@ app = typer.Typer(
 )
 app.command()(sweep.sweep)
 app.command()(report.report)
+app.command()(latency.latency)
+app.command()(calibrate.calibrate)
+app.command()(recommend.recommend)
+app.command()(compare.compare)
+app.command()(gate.gate)
+app.command()(doctor.doctor)
 app.command()(train.train)
 app.add_typer(inspect.listing, name="list")
 app.command()(inspect.show)

@@ -4,14 +4,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from halting_bench.sweep import Progress, Silent
+from halting_bench.sweeping.run import Progress, Silent
 
 
 @contextmanager
 def bars() -> Iterator[Progress]:
     """Bars with what is left while the block runs; nothing when stderr is no terminal."""
     if not sys.stderr.isatty():
-        yield Silent()
+        yield _Quiet()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -28,6 +28,11 @@ def bars() -> Iterator[Progress]:
         yield _Bars(shown.add_task, shown.advance)
 
 
+class _Quiet(Silent):
+    def note(self, text: str) -> None:
+        print(f"note: {text}", file=sys.stderr)
+
+
 class _Bars:
     def __init__(self, add: Callable[..., object], advance: Callable[..., None]):
         self._add, self._advance = add, advance
@@ -35,3 +40,6 @@ class _Bars:
     def start(self, what: str, total: int) -> Callable[[], None]:
         task = self._add(what, total=total)
         return lambda: self._advance(task)
+
+    def note(self, text: str) -> None:
+        print(f"note: {text}", file=sys.stderr)

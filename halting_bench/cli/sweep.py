@@ -23,6 +23,7 @@ def sweep(
     dtype: Annotated[str | None, typer.Option(help="float32, float64 or bfloat16.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory. Default: results/<run id>.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Any setting, key=value; dots go inside.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run a class the checkpoint ships.")] = False,
     keep_trace: Annotated[bool, typer.Option("--keep-trace", help="Keep the recorded pass for calibrate.")] = False,
     no_execute: Annotated[bool, typer.Option("--no-execute", help="Replay only: act out and time nothing.")] = False,
     no_latency: Annotated[bool, typer.Option("--no-latency", help="Act out the chosen points, but time nothing.")] = False,
@@ -33,7 +34,7 @@ def sweep(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Sweep policies over benchmarks: quality against mean depth, tables and plots. The same command resumes."""
-    from halting_bench import sweep as run_sweep
+    from halting_bench.sweeping.run import sweep as run_sweep
     from halting_bench.catalog import read_config
     from halting_bench.cli.progress import bars
     from halting_bench.jobs import plan_sweep
@@ -47,6 +48,7 @@ def sweep(
         "max_steps": max_steps,
         "device": device,
         "dtype": dtype,
+        "trust_remote_code": trust_remote_code or None,
         "keep_trace": keep_trace or None,
         "execute": False if no_execute else None,
     }

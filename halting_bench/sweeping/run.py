@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from halting_bench.architectures.load import load_model
+from halting_bench.architectures.base import RecurrentModel
 from halting_bench.assembly import typed_points, unit_frames, unit_rows
 from halting_bench.catalog import SweepConfig
+from halting_bench.doctor import examine
 from halting_bench.errors import UserError
 from halting_bench.execution import act_out, measure_points
-from halting_bench.jobs import Plan, manifest, plan_sweep
+from halting_bench.jobs import Job, Plan, manifest, plan_sweep
 from halting_bench.store import RunDirectory, open_run, read_manifest, write_bytes, write_frame, write_json
 from halting_bench.unit import cell_count, open_trace, run_cells, trace_unit
 
@@ -28,12 +29,18 @@ class Progress(Protocol):
     def start(self, what: str, total: int) -> Callable[[], None]:
         """Begins a piece of work of `total` parts; the result is called once a finished part."""
 
+    def note(self, text: str) -> None:
+        """Something a person should know now."""
+
 
 class Silent:
     """No progress shown."""
 
     def start(self, what: str, total: int) -> Callable[[], None]:
         return lambda: None
+
+    def note(self, text: str) -> None:
+        pass
 
 
 def sweep(config: SweepConfig | None = None, *, out: str | Path | None = None, progress: Progress | None = None) -> Path:
@@ -84,7 +91,8 @@ def _run_jobs(run: RunDirectory, plan: Plan, progress: Progress) -> None:
     acted = progress.start("execute", len(plan.jobs)) if plan.config.execute else None
     frames: dict[str, list[pd.DataFrame]] = {}
     for job in plan.jobs:
-        model = load_model(job.folder, dtype=getattr(torch, plan.config.dtype), device=plan.device)
+        model = job.source.load(dtype=getattr(torch, plan.config.dtype), device=plan.device)
+        _examine(run, job, model, progress)
         for unit in job.units:
             trace_unit(run, unit, model, job.benchmark, traced)
         opened = [open_trace(run, unit, model, job.benchmark) for unit in job.units]
@@ -102,6 +110,16 @@ def _run_jobs(run: RunDirectory, plan: Plan, progress: Progress) -> None:
     _assemble(run, frames)
     if not plan.config.keep_trace:
         shutil.rmtree(run.part("trace"), ignore_errors=True)
+
+
+def _examine(run: RunDirectory, job: Job, model: RecurrentModel, progress: Progress) -> None:
+    """The quick self-checks. A failure is told and recorded; the sweep goes on, and its rows show what broke."""
+    failed = [check for check in examine(model, quick=True) if check.verdict == "fail"]
+    for check in failed:
+        run.log("self_check_failed", model=job.model_name, check=check.name, figure=str(check.figure), note=check.note)
+    if failed:
+        names = ", ".join(check.name for check in failed)
+        progress.note(f"numbers of {job.model_name} may not be believed ({names}): see halting-bench doctor")
 
 
 def _assemble(run: RunDirectory, frames: dict[str, list["pd.DataFrame"]]) -> None:
