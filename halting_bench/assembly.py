@@ -22,6 +22,7 @@ from halting_bench.engine.replay import running_extremum, signed_threshold, tall
 from halting_bench.jobs import Job, Plan
 from halting_bench.plan import PolicyPlan
 from halting_bench.records import POINT_COLUMNS
+from halting_bench.sample_text import text_frame
 from halting_bench.store import RunDirectory
 from halting_bench.unit import Unit, read_curves
 
@@ -53,7 +54,7 @@ def unit_frames(
     rows: "pd.DataFrame",
     executed: Iterable[tuple["pd.DataFrame", "pd.DataFrame"]],
 ) -> dict[str, "pd.DataFrame"]:
-    """All frames of one unit: points, per_document, exits, iso, convergence, curves.
+    """All frames of one unit: points, per_document, exits, iso, convergence, curves, texts.
 
     Args:
         rows: see `unit_rows`.
@@ -63,6 +64,9 @@ def unit_frames(
     frames["iso"] = iso_rows(rows, job.benchmark.metric, unit.mean_recurrence)
     frames["convergence"] = convergence_frame(traced)
     frames["curves"] = _curves(run, unit)
+    text = text_frame(job.benchmark, unit, traced, rows)
+    if len(text):
+        frames["texts"] = text
     for frame in frames.values():
         for column, value in reversed(_identity(unit).items()):
             if column not in frame:

@@ -16,7 +16,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,8 @@ from halting_bench.records import POINT_COLUMNS, SCHEMA_VERSION
 if TYPE_CHECKING:
     import pandas as pd
 
-FRAMES = ("points", "per_document", "curves", "convergence", "exits", "latency", "iso")
-"""The parquet tables of a run. `latency` is absent where nothing was timed."""
+FRAMES = ("points", "per_document", "curves", "convergence", "exits", "latency", "iso", "texts")
+"""The parquet tables of a run. `latency` is absent where nothing was timed, `texts` where no benchmark is text."""
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -148,6 +148,12 @@ def read_manifest(path: Path, *, missing_ok: bool = False) -> dict:
     return dict(manifest)
 
 
+def _no_frame() -> "pd.DataFrame":
+    import pandas as pd
+
+    return pd.DataFrame()
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished run, as pandas frames (see FRAMES); an absent one is empty."""
@@ -161,6 +167,7 @@ class Run:
     exits: "pd.DataFrame"
     latency: "pd.DataFrame"
     iso: "pd.DataFrame"
+    texts: "pd.DataFrame" = field(default_factory=_no_frame)
 
 
 def load_run(path: str | Path) -> Run:

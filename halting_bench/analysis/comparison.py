@@ -13,7 +13,7 @@ import numpy as np
 
 from halting_bench.analysis.pairing import Incomparable, Incomplete, Pair, Point, Side, first_seed
 from halting_bench.analysis.pareto import hypervolume as dominated_area
-from halting_bench.analysis.statistics import paired_difference, student_quantile
+from halting_bench.analysis.statistics import paired_difference, shift, student_quantile
 from halting_bench.store import Run
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def gap_share(pair: Pair, policy: str) -> Difference:
 
 
 def latency(base: Run, head: Run, model: str, head_model: str, benchmark: str, point: Point) -> list[tuple[dict, Difference]]:
-    """Relative change of the median milliseconds a token (0.1: a tenth slower), one for each shape timed in both runs.
+    """Relative change of the milliseconds a token (0.1: a tenth slower), one for each shape timed in both runs.
 
     Raises:
         Incomparable: other devices, threads, versions of torch or dtypes.
@@ -245,13 +245,10 @@ def _timed(run: Run, model: str, benchmark: str, point: Point) -> "pd.DataFrame"
 
 
 def _slower(row: dict) -> Difference:
-    """From raw samples: the medians' ratio minus 1, and its extremes over their joint intervals."""
-    from halting_bench.timing.medians import median
-
-    ends = []
-    for side in ("base", "head"):
-        found = median(list(row[f"samples_ms_{side}"]), 0.975)  # two of them hold together at 95 %
-        prompt, tokens = row[f"prompt_ms_{side}"], row[f"tokens_per_run_{side}"]
-        ends.append([(each - prompt) / tokens for each in (found.value, found.lo, found.hi)])
-    (base, base_lo, base_hi), (head, head_lo, head_hi) = ends
-    return Difference(base, head, head / base - 1, head_lo / base_hi - 1, head_hi / base_lo - 1)
+    """From raw samples: the median ratio of a head's run to a base's, minus 1."""
+    base, head = (
+        (np.asarray(row[f"samples_ms_{side}"], float) - row[f"prompt_ms_{side}"]) / row[f"tokens_per_run_{side}"]
+        for side in ("base", "head")
+    )
+    value, lo, hi = np.exp(shift(np.log(head), np.log(base))) - 1
+    return Difference(float(np.median(base)), float(np.median(head)), float(value), float(lo), float(hi))

@@ -1,14 +1,10 @@
-"""The rules of a gate: what must not get worse, by how much, and what an unclear answer means. Read from YAML."""
+"""The rules of a gate: what must not get worse, by how much, and what an unclear answer means."""
 
 import fnmatch
 from enum import Enum
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
-
-from halting_bench.catalog import Finite, Strict, load_yaml, parse
-from halting_bench.errors import UserError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
 
 class Quantity(Enum):
@@ -46,10 +42,14 @@ def _margin(value: object) -> object:
     return {"value": value} if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
 class Margin(Strict):
     """How much worse is still fine: in the quantity's own unit, or (written `2%`) a share of the baseline's value."""
 
-    value: Finite = Field(ge=0)
+    value: FiniteFloat = Field(ge=0)
     relative: bool = False
 
     def within(self, base: float) -> float:
@@ -73,7 +73,7 @@ class GateRule(Strict):
     model: str = "*"
     benchmark: str = "*"
     policy: str
-    threshold: Finite | None = None
+    threshold: FiniteFloat | None = None
     depth: Annotated[float, Field(ge=1)] | None = None  # only for quality_at_equal_depth
     evidence: Literal["replayed", "executed"] = "replayed"
     other_model: bool = False  # True: comparing another checkpoint is the purpose
@@ -108,11 +108,9 @@ class GateRules(Strict):
 
     rules: tuple[GateRule, ...] = Field(min_length=1)
 
-
-def read_rules(path: Path) -> GateRules:
-    """Raises UserError for a missing or broken file, and for a misspelt key."""
-    rules = parse(GateRules, load_yaml(path), str(path))
-    doubled = [rule for index, rule in enumerate(rules.rules) if rule in rules.rules[:index]]
-    if doubled:
-        raise UserError(f"{path}: the rule '{doubled[0].name}' for {doubled[0].policy} stands there twice: remove one")
-    return rules
+    @model_validator(mode="after")
+    def _each_once(self) -> "GateRules":
+        for index, rule in enumerate(self.rules):
+            if rule in self.rules[:index]:
+                raise ValueError(f"the rule '{rule.name}' for {rule.policy} stands there twice: remove one")
+        return self

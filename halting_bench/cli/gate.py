@@ -21,8 +21,9 @@ def gate(
     """Judge a run against a baseline. Exit codes: 0 ok, 1 regression, 3 inconclusive, 4 incomparable, 5 incomplete."""
     from halting_bench.analysis.gate import exit_code
     from halting_bench.analysis.gate import gate as judge
-    from halting_bench.analysis.rules import read_rules
+    from halting_bench.analysis.rules import GateRules
     from halting_bench.baseline import update_baseline as replace_baseline
+    from halting_bench.catalog import load_yaml, parse
     from halting_bench.reporting.exports import render
     from halting_bench.reporting.gate import gate_table
     from halting_bench.reporting.github import tell_github
@@ -32,7 +33,7 @@ def gate(
     if update_baseline:
         say(f"baseline {baseline}: {len(replace_baseline(load_run(head), baseline))} files written")
         return
-    judgements = judge(load_run(head), load_run(baseline), read_rules(rules))
+    judgements = judge(load_run(head), load_run(baseline), parse(GateRules, load_yaml(rules), str(rules)))
     table = gate_table(judgements)
     if format is None:
         print_tables([table])

@@ -50,7 +50,7 @@ def gate_table(judgements: list[Judgement]) -> Table:
         )
         rows.append(Row(cells, control=each.verdict is Verdict.PASS))
     footnotes = (
-        "Change: head minus baseline, paired by test document, 95 % interval; of latency the relative change of medians. "
+        "Change: head minus baseline, paired by test document, 95 % interval; of latency the median ratio of runs. "
         "FAIL: the interval lies wholly beyond the margin; PASS: wholly inside it; else INCONCLUSIVE.",
         "Sign test: as many documents better as worse (McNemar's exact test where a document is one answer).",
     )

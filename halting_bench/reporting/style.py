@@ -33,8 +33,8 @@ RC = {
 }
 
 # Okabe and Ito's palette without its yellow, which is too light for a line on white.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F5A3C")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F5A3C")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 UNIFORM = "#000000"
 ORACLE = "#8a8a8a"
 
@@ -75,9 +75,9 @@ def looks(policies: Iterable[str]) -> dict[str, Look]:
     found: dict[str, Look] = {}
     for group in [*_GROUPS, OTHER]:
         for position, policy in enumerate(members.get(group, [])):
-            part, index = divmod(position, len(_COLOURS))
+            part, index = divmod(position, len(COLOURS))
             found[policy] = Look(
-                group if part == 0 else f"{group} ({part + 1})", _COLOURS[index], _MARKERS[index], index / len(_COLOURS)
+                group if part == 0 else f"{group} ({part + 1})", COLOURS[index], MARKERS[index], index / len(COLOURS)
             )
     return found
 

@@ -26,6 +26,7 @@ from halting_bench.engine.points import (
 )
 from halting_bench.engine.replay import Rule, unsigned_threshold
 from halting_bench.plan import COMPLETE
+from halting_bench.plan import COMPLETE
 from halting_bench.records import POINT_COLUMNS, SCHEMA_VERSION, Metric
 from halting_bench.store import Run, load_run, write_arrays, write_frame, write_json
 from halting_bench.tabulation import Points, point_rows, random_rows
@@ -76,6 +77,7 @@ def write_run(folder: Path, world: Simulated) -> Run:
     """Writes the run directory, trace included, and reads it back."""
     shard = folder / "trace" / "demo" / world.benchmark / "0" / "00000.safetensors"
     write_arrays(shard, world.shard())
+    write_json(shard.with_name(COMPLETE), {"shards": 1})
     write_json(shard.with_name(COMPLETE), {"shards": 1})
     cost = RowCost((100.0, 0.0), (1000.0, 1.0), (500.0, 0.0))
     unit = TracedUnit([shard], list(range(world.documents)), world.documents // 2, world.metric, cost, FULL)

@@ -7,8 +7,9 @@ import pytest
 
 from halting_bench.analysis.comparison import Difference, sign_test
 from halting_bench.analysis.gate import Verdict, exit_code, gate, judge
-from halting_bench.analysis.rules import GateRules, read_rules
+from halting_bench.analysis.rules import GateRules
 from halting_bench.baseline import update_baseline
+from halting_bench.catalog import load_yaml, parse
 from halting_bench.errors import UserError
 from halting_bench.store import load_run
 from halting_bench.timing.clock import FakeClock
@@ -224,7 +225,7 @@ def test_a_broken_rules_file_says_where(tmp_path, text, message):
     file = tmp_path / "gate.yaml"
     file.write_text(text)
     with pytest.raises(UserError, match=message):
-        read_rules(file)
+        parse(GateRules, load_yaml(file), str(file))
 
 
 def test_a_new_baseline_is_what_a_gate_reads_and_no_more(base, tmp_path):
