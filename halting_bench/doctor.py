@@ -211,7 +211,7 @@ def gate(probe: Probe) -> Check:
 
 def flops_against_counter(model: RecurrentModel) -> Check:
     """FLOPs that the model states equal those that a counter sees."""
-    length = min(8, model.spec.max_length)
+    length = min(24, model.spec.max_length)
     stated, counted = model.costs(), count_stages(model, length)
     gaps = {stage: abs(stated[stage].at(length) - n) / max(n, 1.0) for stage, n in counted.items()}
     worst = max(gaps, key=gaps.__getitem__)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from halting_bench.architectures.attention import AttentionContext, DenseContext
-from halting_bench.architectures.base import Flops, LoopSpec, ModelSpec
+from halting_bench.architectures.base import LoopSpec, ModelSpec
 from halting_bench.architectures.config import Config, layer_count, refuse
-from halting_bench.architectures.transformers_backed import TransformersModel, linear_flops
+from halting_bench.architectures.transformers_backed import TransformersModel
 from halting_bench.errors import UserError
 
 
@@ -23,6 +23,7 @@ class Inkling2Loop(TransformersModel):
 
     library_class = "Inkling2LoopForCausalLM"
     attention = "eager"
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)  # its grouped expert products know no float64
 
     def __init__(self, inner: Any):
         """Args: inner: the library's model."""
@@ -64,7 +65,7 @@ class Inkling2Loop(TransformersModel):
             raise UserError("inkling2_loop mixes positions outside attention: only dense batches run; use replayed evidence")
         positions = context.positions[None]
         distance = positions[0][:, None] - positions[0][None, :]
-        mask = torch.where(distance < 0, torch.finfo(hidden.dtype).min, 0).to(hidden)[None, None]
+        mask = hidden.new_zeros(distance.shape).masked_fill(distance < 0, torch.finfo(hidden.dtype).min)[None, None]
         for number in range(start, stop):
             layer = self.body.layers[number]
             extra = {}
@@ -114,22 +115,6 @@ class Inkling2Loop(TransformersModel):
         logits = self.inner.lm_head(hidden).float()
         cap = self.text.final_logit_softcapping
         return torch.tanh(logits / cap) * cap
-
-    def costs(self) -> dict[str, Flops]:
-        """Linear layers, the experts that a token visits, and attention; gates and convolutions of a few taps are left out."""
-        text = self.text
-        experts = 6.0 * text.num_experts_per_tok * text.hidden_size * text.moe_intermediate_size
-
-        def part(start: int, stop: int, head: float = 0) -> Flops:
-            layers = self.body.layers[start:stop]
-            attention = sum(4.0 * layer.self_attn.num_heads * layer.self_attn.head_dim for layer in layers)
-            return Flops(linear_flops(layers) + experts * len(layers) + head, attention)
-
-        return {
-            "embed": part(0, self.first),
-            "step/0": part(self.first, self.last),
-            "readout": part(self.last, text.num_hidden_layers, linear_flops([self.inner.lm_head])),
-        }
 
 
 class Inkling2LoopMultimodal(Inkling2Loop):

@@ -40,8 +40,8 @@ def attend_through_context(
     q, k, v = (part.transpose(1, 2) for part in (query, key, value))
     q = q * (scaling * q.shape[-1] ** 0.5)  # a context scales by E**-0.5
     if packed:
-        return context.attend(layer, q[0], k[0], v[0])[None], None
-    return context.attend(layer, q, k, v), None
+        return context.attend(layer, q[0], k[0], v[0])[None].contiguous(), None
+    return context.attend(layer, q, k, v).contiguous(), None
 
 
 class TransformersModel(RecurrentModel):
@@ -49,6 +49,7 @@ class TransformersModel(RecurrentModel):
 
     library_class: ClassVar[str]
     attention: ClassVar[str] = ATTENTION
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     unused: ClassVar[tuple[str, ...]] = ()  # prefixes of tensors that checkpoints hold and no loop needs
 
     @classmethod
@@ -85,6 +86,9 @@ def load_backed(
         UserError: the library is not installed or too old, or config and tensors do not fit.
     """
     family.check(config)
+    if dtype not in family.dtypes:
+        known = ", ".join(str(each).removeprefix("torch.") for each in family.dtypes)
+        raise UserError(f"model_type '{config['model_type']}' runs in {known}, not in {str(dtype).removeprefix('torch.')}")
     if find_spec("transformers") is None:
         raise UserError(
             f"model_type '{config['model_type']}' runs through transformers, which is not installed: "

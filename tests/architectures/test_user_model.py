@@ -49,16 +49,9 @@ def test_the_hash_follows_the_source(tmp_path):
     assert find_model_source(f"{copy}@MyLoopedModel").hash() != before
 
 
-WRONG = {
-    "no such file": ("missing.py@A", "", "no such file"),
-    "no such class": ("m.py@Lopped", "class Looped: pass", "did you mean 'Looped'"),
-    "not a model": ("m.py@Looped", "class Looped: pass", "not a RecurrentModel"),
-    "does not import": ("m.py@A", "raise OSError('no disk')", "cannot be imported: OSError: no disk"),
-    "methods missing": ("m.py@A", "from halting_bench.architectures.base import RecurrentModel as R\nclass A(R): pass", "lacks begin, em"),
-    "imported, not written": ("m.py@RecurrentModel", "from halting_bench.architectures.base import RecurrentModel", "unknown class"),
-}  # fmt: skip
-BODY = """
-from halting_bench.architectures.base import RecurrentModel
+BASE = "from halting_bench.architectures.base import RecurrentModel"
+BODY = f"""
+{BASE}
 class A(RecurrentModel):
     def embed(self, tokens, context): ...
     def begin(self, loop, x, noise): ...
@@ -66,12 +59,17 @@ class A(RecurrentModel):
     def end(self, loop, state, context): ...
     def readout(self, x, context): ...
 """
-WRONG["no spec"] = ("m.py@A", BODY, "sets no spec")
-WRONG["constructor raises"] = (
-    "m.py@A",
-    BODY + "    def __init__(self): raise ValueError('no weights')",
-    "raised ValueError: no weights",
-)
+RAISES = "    def __init__(self): raise ValueError('no weights')"
+WRONG = {
+    "no such file": ("missing.py@A", "", "no such file"),
+    "no such class": ("m.py@Lopped", "class Looped: pass", "did you mean 'Looped'"),
+    "not a model": ("m.py@Looped", "class Looped: pass", "not a RecurrentModel"),
+    "does not import": ("m.py@A", "raise OSError('no disk')", "cannot be imported: OSError: no disk"),
+    "methods missing": ("m.py@A", f"{BASE}\nclass A(RecurrentModel): ...", "lacks begin, embed"),
+    "imported, not written": ("m.py@RecurrentModel", BASE, "unknown class"),
+    "no spec": ("m.py@A", BODY, "sets no spec"),
+    "constructor raises": ("m.py@A", BODY + RAISES, "raised ValueError: no weights"),
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
