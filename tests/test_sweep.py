@@ -117,6 +117,64 @@ def test_distinct_points_are_counted_once(run: Run):
     assert not points[points["mean_depth"].isin([1.0, 6.0]) & ~points["policy"].str.match("fixed|random@")]["distinct"].any()
 
 
+def test_documents_add_up_to_their_point(run: Run):
+    keys = ["policy", "threshold", "split"]
+    sums = run.per_document.groupby(keys, dropna=False)[["quality_sum", "depth_sum", "n_tokens"]].sum().reset_index()
+    points = run.points[run.points["subset"] == "all"].merge(sums, on=keys, suffixes=("", "_sum"))
+    assert len(points) == len(sums) > 20
+    np.testing.assert_allclose(points["quality"], points["quality_sum"] / points["n_tokens_sum"])
+    np.testing.assert_allclose(points["mean_depth"], points["depth_sum"] / points["n_tokens_sum"])
+
+
+def test_exit_histograms_hold_every_token_of_their_point(run: Run):
+    keys = ["policy", "threshold", "subset"]
+    test = run.points[(run.points["split"] == "test") & (run.points["status"] == "ok")]
+    for key, exits in run.exits.groupby(keys, dropna=False):
+        same = (test[keys].fillna(-1) == pd.Series(key, index=keys).fillna(-1)).all(axis=1)
+        point = test[same].iloc[0]
+        steps = np.repeat(exits["step"], exits["count"])
+        assert len(steps) == point["n_tokens"]
+        assert steps.mean() == pytest.approx(point["mean_depth"])
+        assert np.quantile(steps, [0.5, 0.95], method="inverted_cdf").tolist() == [point["depth_p50"], point["depth_p95"]]
+
+
+def test_a_random_control_has_the_depth_of_its_policy_and_another_quality(run: Run):
+    keys = ["policy", "threshold", "split"]
+    points = run.points[(run.points["subset"] == "all") & (run.points["status"] == "ok")].set_index(keys)
+    ours = points.loc[["latent-diff"]]
+    control = points.loc[["random@latent-diff"]]
+    np.testing.assert_allclose(control["mean_depth"], ours["mean_depth"])
+    assert not np.allclose(control["quality"], ours["quality"])
+    assert (control["role"] == "control").all()
+
+
+def test_a_front_holds_what_nothing_dominates_within_its_group(run: Run):
+    points = run.points[(run.points["status"] == "ok") & ~run.points["policy"].str.match("oracle-|random@")]
+    for _, group in points.groupby(["subset", "split"]):
+        depth, quality = group["mean_depth"].to_numpy(), group["quality"].to_numpy()
+        beaten = [
+            ((depth <= d) & (quality >= q) & ((depth < d) | (quality > q))).any() for d, q in zip(depth, quality, strict=True)
+        ]
+        assert group["on_front"].tolist() == [not lost for lost in beaten]
+
+
+def test_every_rule_has_its_exact_curve_on_both_splits(run: Run):
+    assert set(map(tuple, run.curves[["policy", "split"]].values.tolist())) == {
+        (policy, split) for policy in ("latent-diff", "kl", "argmax-stable") for split in ("calibration", "test")
+    }
+    for _, curve in run.curves.groupby(["policy", "split"]):
+        assert curve["mean_depth"].iloc[0] == 6
+        assert curve["mean_depth"].is_monotonic_decreasing
+
+
+def test_signals_are_summarised_at_each_step(run: Run):
+    told = run.convergence.set_index(["signal", "step"])
+    assert (told["p10"] <= told["median"]).all()
+    assert (told["median"] <= told["p90"]).all()
+    assert ("kl", 1) not in told.index  # not defined there
+    assert ("kl", 2) in told.index
+
+
 # What must change nothing.
 
 
