@@ -1,0 +1,42 @@
+"""halting-bench train-router."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from halting_bench.cli.output import print_json, say
+
+
+def train_router(
+    model: Annotated[str, typer.Argument(help="A bundled model, a folder, a hub id or file.py@Class; of one loop.")],
+    out: Annotated[Path, typer.Option(help="Folder for the routers (safetensors).")],
+    kind: Annotated[list[str] | None, typer.Option(help="linear or mlp; may be repeated. Default: both.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="converged, saturated or improvement. Default: all.")] = None,
+    benchmark: Annotated[str | None, typer.Option(help="By default the first that the model's card names.")] = None,
+    documents: Annotated[int, typer.Option(help="Over training, choosing and testing.")] = 256,
+    max_steps: Annotated[int | None, typer.Option(help="Of every trajectory; by default twice the trained number.")] = None,
+    per_step: Annotated[bool, typer.Option("--per-step", help="One head a step instead of one for all.")] = False,
+    seed: Annotated[int, typer.Option(help="Of training and of the initial states.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
+) -> None:
+    """Train routers on labels harvested from a frozen model, and compare them with the free rules at equal quality."""
+    from halting_bench.halting.routers import KINDS, LABELS
+    from halting_bench.sources import find_model_source
+    from halting_bench.training.router_run import train_router as run
+    from halting_bench.training.routers import RouterRecipe
+
+    recipes = [RouterRecipe(k, want, shared=not per_step, seed=seed) for k in kind or KINDS for want in label or LABELS]
+    found = run(find_model_source(model), benchmark, recipes, out, documents=documents, max_steps=max_steps, seed=seed)
+    say(f"routers: {out}")
+    if as_json:
+        print_json(found)
+        return
+    print(f"{'router':<36} {'AUROC':>6} {'ECE':>6} {'label rate':>10}")
+    for name, told in found["routers"].items():
+        print(f"{name:<36} {told['auroc']:>6.3f} {told['calibration_error']:>6.3f} {told['label_rate']:>10.3f}")
+    print(f"\n{'rule at equal quality':<36} {'mean depth':>10} {'95 %':>16} {'quality':>8} {'minus full depth, 95 %':>26}")
+    for row in found["rules"]:
+        depth = f"[{row['depth_lo']:.2f}, {row['depth_hi']:.2f}]"
+        delta = f"{row['delta']:+.4f} [{row['delta_lo']:+.4f}, {row['delta_hi']:+.4f}]"
+        print(f"{row['rule']:<36} {row['mean_depth']:>10.2f} {depth:>16} {row['quality']:>8.4f} {delta:>26}")

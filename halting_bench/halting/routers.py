@@ -1,0 +1,103 @@
+"""Learned routers: a probability of stopping read off the latent state, trained on a frozen model's own trajectories.
+
+A router belongs to the weights it was trained on: it is saved with that model's hash and refused on any other.
+Shapes: R rows, D width, H hidden width, K steps (1 when shared by all steps).
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from halting_bench.errors import UserError
+from halting_bench.halting.policy import HaltingPolicy, State, Verdict, View, wide
+
+LABELS = ("converged", "saturated", "improvement")
+KINDS = ("linear", "mlp")
+
+
+@dataclass(frozen=True, eq=False)
+class Router:
+    """sigmoid(w_k . x + b_k), or the same after one hidden layer. It says nothing before step `first`."""
+
+    kind: str  # of KINDS
+    label: str  # of LABELS: what it was trained to tell
+    first: int  # the first step at which its label is defined
+    model_hash: str
+    weight: Tensor  # [K, D] or [K, H]
+    bias: Tensor  # [K]
+    hidden: Tensor | None = None  # [H, D]
+    hidden_bias: Tensor | None = None  # [H]
+
+    def logit(self, latent: Tensor, step: Tensor) -> Tensor:
+        """[R] log-odds of stopping. latent: [R, D]; step: int64 [R]; steps beyond the last trained one use that one's."""
+        x = wide(latent)
+        if self.hidden is not None and self.hidden_bias is not None:
+            x = F.gelu(F.linear(x, self.hidden.to(x), self.hidden_bias.to(x)))
+        at = (step - 1).clamp(0, len(self.bias) - 1)
+        return torch.linalg.vecdot(self.weight.to(x)[at], x) + self.bias.to(x)[at]
+
+    def check(self, model_hash: str) -> "Router":
+        """Itself. Raises UserError unless it was trained on this model."""
+        if self.model_hash != model_hash:
+            raise UserError(
+                f"this router was trained on model {self.model_hash}, not on {model_hash}: "
+                "make one for it with halting-bench train-router"
+            )
+        return self
+
+    def flops(self) -> int:
+        """FLOPs of one row and step."""
+        hidden = 0 if self.hidden is None else 2 * self.hidden.numel()
+        return hidden + 2 * self.weight.shape[1]
+
+
+@dataclass(frozen=True)
+class RouterPolicy(HaltingPolicy):
+    """Halts when a router's probability exceeds a threshold."""
+
+    router: Router
+    threshold: float
+
+    @property
+    def needs_logits(self) -> bool:
+        return False
+
+    def init(self, view: View) -> State:
+        return {"threshold": torch.full_like(wide(view.latent[:, 0]), self.threshold)}
+
+    def step(self, view: View, state: State) -> tuple[Verdict, State]:
+        score = torch.sigmoid(self.router.logit(view.latent, view.step))
+        score = torch.where(view.step >= self.router.first, score, torch.nan)
+        return Verdict(score > state["threshold"], score), state
+
+
+def save_router(router: Router, path: Path, report: dict[str, Any]) -> None:
+    """Writes a router and the figures of its training to one safetensors file."""
+    from safetensors.torch import save_file
+
+    tensors = {"weight": router.weight, "bias": router.bias, "hidden": router.hidden, "hidden_bias": router.hidden_bias}
+    told = {name: getattr(router, name) for name in ("kind", "label", "first", "model_hash")} | {"report": report}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, partial, metadata={"router": json.dumps(told)})
+    partial.replace(path)
+
+
+def load_router(path: Path, model_hash: str) -> Router:
+    """Reads a router. Raises UserError when the file is none, or when it was trained on another model."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            told = json.loads((file.metadata() or {})["router"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+        router = Router(told["kind"], told["label"], told["first"], told["model_hash"], **tensors)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is not a router ({error}): make one with halting-bench train-router") from None
+    return router.check(model_hash)

@@ -1,0 +1,163 @@
+"""Routers: labels, training, figures, files."""
+
+import numpy as np
+import pytest
+import torch
+
+from halting_bench.analysis.dynamics import relative_steps
+from halting_bench.architectures.huginn import Huginn
+from halting_bench.benchmarks.procedural import Shell
+from halting_bench.engine.trace import TracePlan, trace
+from halting_bench.errors import UserError
+from halting_bench.halting.policy import View
+from halting_bench.halting.routers import RouterPolicy, load_router, save_router
+from halting_bench.records import Metric
+from halting_bench.training.routers import (
+    Harvest,
+    RouterRecipe,
+    auroc,
+    calibration_error,
+    compare,
+    fit,
+    harvest,
+    labels_of,
+    quality_of,
+    router_scores,
+)
+
+torch.set_num_threads(1)
+STEPS, WIDTH = 6, 8
+
+
+def synthetic(seed: int, documents: int = 12, each: int = 40) -> Harvest:
+    """Rows that need 1 to 5 steps; the first feature of a state says how many are still missing, the rest is noise."""
+    rng = np.random.default_rng(seed)
+    rows = documents * each
+    needed = rng.integers(1, STEPS, rows)
+    k = np.arange(1, STEPS + 1)
+    missing = needed[:, None] - k
+    latent = rng.normal(size=(rows, STEPS, WIDTH)).astype(np.float32)
+    latent[:, :, 0] = missing + 0.8 * rng.normal(size=missing.shape)
+    done = missing <= 0
+    shard = {
+        "correct": done.astype(np.uint8),
+        "loss": np.where(done, 0.0, 2.0).astype(np.float32),
+        "saturation": needed.astype(np.int16),
+        "document": np.repeat(np.arange(documents), each),
+        "score/kl": np.where(k == 1, np.nan, np.where(missing < 0, 1e-6, 1.0)).astype(np.float32),
+    }
+    for name in ("latent-diff", "acceleration", "entropy", "margin", "argmax-stable"):
+        shard[f"score/{name}"] = rng.random((rows, STEPS)).astype(np.float32)  # knows nothing
+    return Harvest(latent, shard, Metric.ACCURACY)
+
+
+def test_labels_say_when_stopping_is_right() -> None:
+    found = synthetic(0)
+    needed, k = found.shard["saturation"][:, None], np.arange(1, STEPS + 1)
+    saturated, first = labels_of(found, RouterRecipe("linear", "saturated"))
+    assert first == 1
+    np.testing.assert_array_equal(saturated, k >= needed)
+    converged, first = labels_of(found, RouterRecipe("linear", "converged"))
+    assert first == 2
+    assert np.isnan(converged[:, 0]).all()
+    np.testing.assert_array_equal(converged[:, 1:], (k > needed)[:, 1:])
+    improvement, first = labels_of(found, RouterRecipe("linear", "improvement"))
+    assert first == 1
+    np.testing.assert_array_equal(improvement, k >= needed)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_router_learns_what_the_state_says_and_is_calibrated(kind: str, shared: bool) -> None:
+    recipe = RouterRecipe(kind, "saturated", shared=shared, steps=300, batch=512)
+    router = fit(synthetic(0), recipe, "hash")
+    told = quality_of(router, synthetic(1), recipe)
+    assert told["auroc"] > 0.93
+    assert told["calibration_error"] < 0.05
+    assert 0.5 < told["label_rate"] < 0.8
+    assert len(router.bias) == (1 if shared else STEPS)
+
+
+def test_a_router_stops_where_the_work_is_done_and_rules_that_know_nothing_do_not() -> None:
+    recipe = RouterRecipe("linear", "saturated", steps=300, batch=512)
+    routers = {"router": fit(synthetic(0), recipe, "hash")}
+    rows = {row["rule"]: row for row in compare(synthetic(1), synthetic(2), routers, trained=STEPS)}
+    assert rows["router"]["delta"] > -0.02
+    assert rows["router"]["mean_depth"] < rows["fixed"]["mean_depth"] < rows["entropy"]["mean_depth"]
+    assert rows["oracle-saturation"]["mean_depth"] <= rows["router"]["mean_depth"]
+    assert rows["fixed"]["mean_depth"] == 5
+    assert rows["router"]["depth_lo"] < rows["router"]["mean_depth"] < rows["router"]["depth_hi"]
+
+
+def test_the_converged_label_is_never_asked_before_it_is_defined() -> None:
+    router = fit(synthetic(0), RouterRecipe("linear", "converged", steps=50), "hash")
+    assert np.isnan(router_scores(router, synthetic(1))[:, 0]).all()
+    view = View(torch.ones(3, dtype=torch.int64), torch.zeros(3, WIDTH), lambda: torch.zeros(3, 2))
+    policy = RouterPolicy(router, 0.0)
+    verdict, _ = policy.step(view, policy.init(view))
+    assert not verdict.halt.any()
+    assert verdict.score.isnan().all()
+
+
+def test_the_policy_scores_as_the_comparison_does() -> None:
+    found = synthetic(3)
+    for kind in ("linear", "mlp"):
+        router = fit(found, RouterRecipe(kind, "saturated", shared=False, steps=30, batch=256), "hash")
+        policy, scores = RouterPolicy(router, 0.6), router_scores(router, found)
+        for k in range(1, STEPS + 1):
+            step = torch.full((len(found.latent),), k)
+            view = View(step, torch.from_numpy(found.latent[:, k - 1]), lambda: torch.zeros(1, 1))
+            verdict, _ = policy.step(view, policy.init(view))
+            np.testing.assert_array_equal(verdict.score.numpy(), scores[:, k - 1])
+            np.testing.assert_array_equal(verdict.halt.numpy(), scores[:, k - 1] > 0.6)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_a_saved_router_is_the_same_and_is_refused_on_another_model(kind: str, tmp_path) -> None:
+    found = synthetic(0)
+    router = fit(found, RouterRecipe(kind, "improvement", steps=20), "this")
+    save_router(router, tmp_path / "router.safetensors", {"auroc": 0.9})
+    again = load_router(tmp_path / "router.safetensors", "this")
+    np.testing.assert_array_equal(router_scores(again, found), router_scores(router, found))
+    with pytest.raises(UserError, match="trained on model this, not on other"):
+        load_router(tmp_path / "router.safetensors", "other")
+    (tmp_path / "junk.safetensors").write_bytes(b"junk")
+    with pytest.raises(UserError, match="is not a router"):
+        load_router(tmp_path / "junk.safetensors", "this")
+
+
+def test_training_is_seeded() -> None:
+    recipe = RouterRecipe("mlp", "saturated", steps=20)
+    first, again = fit(synthetic(0), recipe, "x"), fit(synthetic(0), recipe, "x")
+    assert torch.equal(first.weight, again.weight)
+
+
+def test_auroc_and_calibration_error_of_known_cases() -> None:
+    label = np.array([0, 0, 1, 1])
+    assert auroc(np.array([0.1, 0.2, 0.3, 0.4]), label) == 1.0
+    assert auroc(np.array([0.4, 0.3, 0.2, 0.1]), label) == 0.0
+    assert auroc(np.array([0.5, 0.5, 0.5, 0.5]), label) == 0.5
+    assert np.isnan(auroc(np.array([0.1]), np.array([1])))
+    assert calibration_error(np.array([0.25, 0.25, 0.25, 0.25]), np.array([1, 0, 0, 0])) == pytest.approx(0.0)
+    assert calibration_error(np.array([0.9, 0.9]), np.array([0, 0])) == pytest.approx(0.9)
+
+
+def test_a_label_that_never_changes_cannot_be_learned() -> None:
+    with pytest.raises(UserError, match="nothing to learn"):
+        fit(synthetic(0), RouterRecipe("linear", "converged", epsilon=1e-12), "x")
+
+
+def test_a_harvest_keeps_the_state_of_every_scored_row_in_the_order_of_the_trace() -> None:
+    torch.manual_seed(0)
+    config = {
+        "n_embd": 16, "n_heads": 2, "n_layers_in_prelude": 1, "n_layers_in_recurrent_block": 1, "n_layers_in_coda": 1,
+        "intermediate_size": 24, "block_size": 64, "padded_vocab_size": 256, "mean_recurrence": 2, "norm_eps": 1e-6,
+        "rope_base": 1000, "init_values": {},
+    }  # fmt: skip
+    model, task = Huginn(config).eval().requires_grad_(False), Shell()
+    found = harvest(model, task, [3, 1], max_steps=3)
+    sequences = [s for d in (3, 1) for s in task.sequences(d)]
+    shard = trace(model, sequences, TracePlan(("latent-diff",), 3, 0))
+    np.testing.assert_array_equal(found.shard["document"], shard["document"])
+    followed = relative_steps(found.latent.astype(np.float64))
+    np.testing.assert_allclose(followed, shard["score/latent-diff"][:, 1:], rtol=1e-3, atol=1e-5)
