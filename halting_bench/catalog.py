@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from halting_bench import plugins
 from halting_bench.benchmarks.base import Benchmark
 from halting_bench.errors import UserError, unknown_name
 
@@ -21,6 +22,8 @@ T = TypeVar("T", bound=BaseModel)
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Names become file and folder names."""
+
+PLUGIN_GROUP = "halting_bench.policies"
 
 _PACKAGE = Path(__file__).parent
 
@@ -164,7 +167,7 @@ def policy_names() -> list[str]:
 
 def plugin_names() -> list[str]:
     """Policies that installed packages offer."""
-    return sorted(point.name for point in metadata.entry_points(group="halting_bench.policies"))
+    return plugins.plugin_names(PLUGIN_GROUP)
 
 
 def find_policy(name: str) -> PolicyRecipe:
@@ -192,30 +195,7 @@ def _python_recipe(target: str, name: str) -> PolicyRecipe:
 
 def load_policy_class(target: str) -> type:
     """The class behind `file.py@ClassName` or a plug-in's name. Runs that file: it is the user's own code."""
-    import importlib.util
-
-    if "@" not in target:
-        for point in metadata.entry_points(group="halting_bench.policies", name=target):
-            loaded: type = point.load()
-            return loaded
-        raise unknown_name("plug-in policy", target, plugin_names())
-    file, _, name = target.rpartition("@")
-    path = Path(file)
-    if not path.is_file():
-        raise UserError(f"no such file: {file} (from '{target}'; write path/to/file.py@ClassName)")
-    spec = importlib.util.spec_from_file_location(f"user_policy_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{file} is not a Python file (from '{target}')")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's file raises is the user's to mend, in one line
-        raise UserError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
-    classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-    if name not in classes:
-        raise unknown_name(f"class in {file}", name, classes)
-    found: type = vars(module)[name]
-    return found
+    return plugins.load_class(target, PLUGIN_GROUP)
 
 
 def code_version(target: str) -> str:
@@ -224,7 +204,7 @@ def code_version(target: str) -> str:
 
     if "@" in target:
         return hashlib.sha256(Path(target.rpartition("@")[0]).read_bytes()).hexdigest()
-    (point,) = metadata.entry_points(group="halting_bench.policies", name=target)
+    (point,) = metadata.entry_points(group=PLUGIN_GROUP, name=target)
     return f"{point.dist.name} {point.dist.version}" if point.dist else ""
 
 
@@ -332,6 +312,8 @@ class SweepConfig(Strict):
     prefill: str = "adaptive"
     latency: LatencyConfig = LatencyConfig()
     plots: bool = True
+    like: str | None = None  # a run whose points this one must have too, so that the two can be compared
+    rules: str | None = None  # a gate's rules, whose thresholds this run must have
 
 
 def read_config(file: Path | None, overrides: dict[str, Any], settings: list[str]) -> SweepConfig:

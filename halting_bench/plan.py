@@ -127,8 +127,9 @@ def _user_policy(recipe: PolicyRecipe, threshold: float) -> HaltingPolicy:
     cls = load_policy_class(str(recipe.python))
     try:
         policy = cls(threshold=threshold, **recipe.params)
-    except TypeError as error:
-        raise UserError(f"policy '{recipe.name}': cannot build {recipe.python}(threshold={threshold}): {error}") from None
+    except Exception as error:  # whatever the user's class raises is the user's to mend, in one line
+        told = f"{type(error).__name__}: {error}"
+        raise UserError(f"policy '{recipe.name}': cannot build {recipe.python}(threshold={threshold}): {told}") from error
     if not isinstance(policy, HaltingPolicy):
         raise UserError(
             f"policy '{recipe.name}': {recipe.python} is no HaltingPolicy: derive it from halting_bench.HaltingPolicy"

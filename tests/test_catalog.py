@@ -140,8 +140,8 @@ MISSPELT = [
     (find_benchmark, "shel", "unknown benchmark 'shel': did you mean 'shell'? known: "),
     (find_model, "huginn-tinny", "unknown model 'huginn-tinny': "),
     (find_policy, "no.yaml", "no such file: no.yaml"),
-    (find_policy, "no.py@P", "no such file: no.py (from 'no.py@P'; write path/to/file.py@ClassName)"),
-    (load_policy_class, "no-such-plugin", "unknown plug-in policy 'no-such-plugin'"),
+    (find_policy, "no.py@P", "no such file: no.py (write path/to/file.py@P)"),
+    (load_policy_class, "no-such-plugin", "unknown plug-in of halting_bench.policies 'no-such-plugin'"),
 ]
 
 
@@ -298,6 +298,7 @@ def test_a_class_of_the_users_that_cannot_be_used_says_why(tmp_path: Path, text:
 UNBUILDABLE = [
     ("class Mine:\n    thresholds = (1.0,)\n    def __init__(self, threshold): pass\n", "is no HaltingPolicy: derive it from"),
     ("class Mine:\n    thresholds = (1.0,)\n", "cannot build "),
+    (CLASS.format(body="thresholds = (1.0,)\n    def __init__(self, threshold): 1 / 0"), "cannot build "),
     (CLASS.format(body="thresholds = (1.0,)"), "cannot build "),  # abstract methods are missing
 ]
 
