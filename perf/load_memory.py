@@ -66,7 +66,7 @@ def growth(folder: Path, dtype: str) -> float:
     return (peak - before) / size
 
 
-def measure() -> list[dict]:
+def measurements() -> list[dict]:
     """One row for a single file and one for shards, each in a fresh process."""
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -88,5 +88,5 @@ if __name__ == "__main__":
     if len(sys.argv) == 3:
         print(growth(Path(sys.argv[1]), sys.argv[2]))
     else:
-        for row in measure():
+        for row in measurements():
             print(row)

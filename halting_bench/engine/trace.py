@@ -47,7 +47,7 @@ def trace(model: RecurrentModel, sequences: list[Sequence], plan: TracePlan) -> 
     """
     columns = _empty_shard(sequences, plan, np.dtype(np.float64 if _dtype(model) == torch.float64 else np.float32))
     starts = np.cumsum([0] + [int((s.targets != NOT_SCORED).sum()) for s in sequences])
-    for batch in _batches(sequences, plan.batch_tokens):
+    for batch in batches_of(sequences, plan.batch_tokens):
         rows = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in batch])
         if len(rows):
             _trace_batch(model, [sequences[i] for i in batch], plan, columns, rows)
@@ -58,7 +58,7 @@ def _dtype(model: RecurrentModel) -> torch.dtype:
     return next(model.parameters()).dtype
 
 
-def _batches(sequences: list[Sequence], batch_tokens: int) -> Iterable[list[int]]:
+def batches_of(sequences: list[Sequence], batch_tokens: int) -> Iterable[list[int]]:
     """Indices grouped by similar length, each group's padded size at most `batch_tokens` (or one sequence)."""
     order = sorted(range(len(sequences)), key=lambda i: (len(sequences[i].tokens), i))
     group: list[int] = []

@@ -91,7 +91,7 @@ class Timing:
             "latency_ms_per_token": seconds * per_token,
             "p10": float(p10) * per_token,
             "p90": float(p90) * per_token,
-            "tokens_per_s": self.tokens / seconds,
+            "tokens_per_s": self.tokens / seconds if seconds > 0 else math.nan,  # a decode run may drown in its prompt's noise
             "noisy": self.noisy,
             "status": self.status,
             "error": self.error,
