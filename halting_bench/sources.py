@@ -13,6 +13,9 @@ from halting_bench.architectures.config import read_config
 from halting_bench.architectures.hub import fetch, is_hub_id
 from halting_bench.architectures.load import load_model
 from halting_bench.architectures.user_model import GROUP, build_user_model
+from halting_bench.benchmarks.base import Benchmark
+from halting_bench.benchmarks.text import TextBenchmark
+from halting_bench.benchmarks.tokenizer import Tokenizer, load_tokenizer
 from halting_bench.errors import UserError, unknown_name
 from halting_bench.plugins import load_class, plugin_names
 from halting_bench.records import digest
@@ -41,13 +44,23 @@ class ModelSource:
             raise UserError(f"{self.name} is a class, not a checkpoint folder")
         return self.folder
 
+    def tokenizer(self, vocab_size: int) -> Tokenizer:
+        """How the model reads text: by the tokenizer of its checkpoint, or by bytes. Raises UserError when neither fits."""
+        config = read_config(self.folder) if self.folder is not None else {}
+        return load_tokenizer(self.folder, config, vocab_size)
+
+    def benchmark(self, name: str, vocab_size: int) -> Benchmark:
+        """A benchmark as this model reads it. Raises UserError for an unknown name, or a text that it cannot read."""
+        found = catalog.find_benchmark(name)
+        return found.read_by(self.tokenizer(vocab_size).encoding()) if isinstance(found, TextBenchmark) else found
+
     def hash(self) -> str:
         """The identity of the model: config and bytes of its weights, or the source of the class."""
         content = hashlib.sha256()
         if self.target is not None:
             found = load_class(self.target, GROUP)
-            file, at, _ = self.target.rpartition("@")
-            content.update(Path(file if at else inspect.getfile(found)).read_bytes())
+            written, at, _ = self.target.rpartition("@")
+            content.update(Path(written if at else inspect.getfile(found)).read_bytes())
             return digest({"class": found.__name__, "source": content.hexdigest()})
         for path in sorted(self.checkpoint.glob("*.safetensors")):
             with open(path, "rb") as file:

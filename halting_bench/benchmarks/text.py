@@ -87,6 +87,12 @@ class TextBenchmark(Benchmark):
         self._source = source
         self._window, self._stride, self._encoding = window, stride, encoding
 
+    def read_by(self, encoding: Encoding) -> "TextBenchmark":
+        """The same documents for a model with that tokenizer."""
+        return TextBenchmark(
+            self.name, self._documents, self._source, self.notes, window=self._window, stride=self._stride, encoding=encoding
+        )
+
     def __len__(self) -> int:
         return len(self._documents)
 

@@ -91,14 +91,13 @@ class FileTokenizer(Tokenizer):
         return Encoding(self.name, self.start, self._tokens)
 
     def _tokens(self, text: bytes) -> Tokens:
-        """Ids, and the bytes that each stands for. What no token covers (dropped spaces) goes to the one after it."""
+        """Ids, and the bytes that each stands for: from its first one to the next token's, so that none is lost."""
         string = text.decode("utf-8")
         found = self._backend.encode(string, add_special_tokens=False)
         byte_at = np.concatenate(([0], np.cumsum([len(character.encode("utf-8")) for character in string], dtype=np.int64)))
-        ends = np.maximum.accumulate(byte_at[[end for _, end in found.offsets]]) if found.ids else np.zeros(0, np.int64)
-        if len(ends):
-            ends[-1] = len(text)
-        return Tokens(np.array(found.ids, np.int64), np.diff(ends, prepend=0))
+        starts = np.maximum.accumulate(byte_at[[start for start, _ in found.offsets]]) if found.ids else np.zeros(0, np.int64)
+        starts[:1] = 0
+        return Tokens(np.array(found.ids, np.int64), np.diff(starts, append=len(text))[: len(starts)])
 
 
 def load_tokenizer(folder: Path | None, config: Mapping[str, object], vocab_size: int) -> Tokenizer:

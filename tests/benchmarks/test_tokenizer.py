@@ -6,6 +6,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from halting_bench.benchmarks.text import TextBenchmark
 from halting_bench.benchmarks.tokenizer import ByteTokenizer, load_tokenizer
 from halting_bench.errors import UserError
 
@@ -49,6 +50,22 @@ def test_bytes_that_no_token_covers_are_counted_still(folder):
     backend.save(str(folder / "tokenizer.json"))
     tokens = load_tokenizer(folder, {}, 300).encoding().encode(b"  The loop  ")
     assert tokens.byte_counts.sum() == 12
+
+
+def test_every_token_begins_inside_the_text(folder):
+    """A character of several tokens is the last one's, so that even a text that ends with one has no token behind its end."""
+    text = "The loop 🙂".encode()
+    tokens = load_tokenizer(folder, {}, 300).encoding().encode(text)
+    assert (tokens.byte_counts.cumsum() - tokens.byte_counts < len(text)).all()
+    assert tokens.byte_counts[-1] == 4
+
+
+def test_a_text_benchmark_is_read_by_it(folder):
+    documents = TextBenchmark("text:x", [TEXT.encode(), b"The loop"], {})
+    read = documents.read_by(load_tokenizer(folder, {}, 300).encoding())
+    assert len(read.sequences(1)[0].tokens) < len(documents.sequences(1)[0].tokens)
+    assert read.manifest()["encoding"].startswith("tokenizer.json:")
+    assert read.manifest()["bytes"] == documents.manifest()["bytes"]
 
 
 def test_an_empty_text_has_no_tokens(folder):
