@@ -111,7 +111,8 @@ def diagnose_source(
     if benchmark is None:
         named = catalog.find_model(str(source.folder))[1].benchmarks if source.folder else ()
         benchmark = named[0] if named else "docs"
-    chosen, model = catalog.find_benchmark(benchmark), source.load()
+    model = source.load()
+    chosen = source.benchmark(benchmark, model.spec.vocab_size)
     sequences = [chosen.sequences(document)[0] for document in chosen.sample(documents, 0)]
     floor = noise_floor(model, lambda dtype: source.load(dtype=dtype), seed)
     found = diagnose(model, sequences, steps=steps, seed=seed)
