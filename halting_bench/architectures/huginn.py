@@ -29,8 +29,8 @@ START_MODES = ("random", "embed-init", "skip-adapter")
 
 def rotate_adjacent(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding on the adjacent pairs (2i, 2i+1). x: [*, H, E]; cos, sin: [*, 1, E/2], at least float32."""
-    even, odd = x[..., 0::2], x[..., 1::2]
-    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
+    pairs = torch.view_as_complex(x.to(cos.dtype).view(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,17 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [*, H, E], rotated keys and values [*, G, E] of a layer's input."""
-        shape = self.shape
-        keys = shape.kv_heads * shape.head_width
-        q, k, v = self.Wqkv(x).split((shape.heads * shape.head_width, keys, keys), dim=-1)
+        queries, keys = self.shape.heads, self.shape.kv_heads
+        heads = self.Wqkv(x)
+        heads = heads.view(*x.shape[:-1], -1, self.shape.head_width)
+        qk, v = heads.narrow(-2, 0, queries + keys), heads.narrow(-2, queries + keys, keys)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (part.unflatten(-1, (-1, shape.head_width)) for part in (q, k, v))
+            q, k = (part.flatten(-2) for part in qk.split((queries, keys), dim=-2))
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=-1).view_as(qk)
         if self.qk_bias is not None:
-            q, k = q + self.qk_bias[0, 0], k + self.qk_bias[1, 0]
-        return self.rotate(q, *rotary), self.rotate(k, *rotary), v
+            qk = qk + self.qk_bias.view(-1, self.shape.head_width)
+        qk = self.rotate(qk, *rotary)
+        return qk.narrow(-2, 0, queries), qk.narrow(-2, queries, keys), v
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, context: AttentionContext) -> Tensor:
         return self.proj(context.attend(layer, *self.project(x, rotary)).flatten(-2))
