@@ -18,19 +18,19 @@ def train_router(
     source: ModelSource,
     benchmark: str | None,
     recipes: list[RouterRecipe],
-    out: Path,
+    out: Path | None,
     *,
     documents: int,
     max_steps: int | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Trains one router a recipe on the same harvest and writes each to `out`.
+    """Trains one router a recipe on the same harvest, writes each to `out`, and compares them with the free rules.
 
     Args:
         source: the model.
         benchmark: its name; None: the first that the model's card names.
         recipes: what to train.
-        out: a folder; a router's file is named after its kind and label.
+        out: a folder, where a router's file is named after its kind and label; None: they are not kept.
         documents: how many, over all three parts.
         max_steps: of every trajectory; none: twice the trained number, or the trained number where there are no more.
         seed: of the initial states.
@@ -60,7 +60,8 @@ def train_router(
         routers[name] = fit(train, recipe, model_hash)
         told[name] = quality_of(routers[name], test, recipe)
     rules = compare(choose, test, routers, spec.mean_recurrence)
-    for recipe, (name, router) in zip(recipes, routers.items(), strict=True):
-        report = {"benchmark": benchmark, "documents": len(ids), "recipe": asdict(recipe)} | told[name]
-        save_router(router, out / f"{name}.safetensors", report)
+    if out is not None:
+        for recipe, (name, router) in zip(recipes, routers.items(), strict=True):
+            report = {"benchmark": benchmark, "documents": len(ids), "recipe": asdict(recipe)} | told[name]
+            save_router(router, out / f"{name}.safetensors", report)
     return {"benchmark": benchmark, "max_steps": steps, "documents": len(ids), "routers": told, "rules": rules}
