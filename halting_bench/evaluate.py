@@ -13,7 +13,15 @@ import torch
 from halting_bench.answering import Answered, Point, answer, check_model
 from halting_bench.architectures.base import ModelSpec, RecurrentModel
 from halting_bench.architectures.config import read_config
-from halting_bench.benchmarks.lm_eval_bridge import Suite, check_finite, jsonable, logged_sample, prepare, task_hashes
+from halting_bench.benchmarks.lm_eval_bridge import (
+    Suite,
+    check_finite,
+    jsonable,
+    logged_sample,
+    metrics_of,
+    prepare,
+    task_hashes,
+)
 from halting_bench.benchmarks.tokenizer import Tokenizer, load_tokenizer
 from halting_bench.catalog import find_policy
 from halting_bench.errors import UserError
@@ -162,6 +170,23 @@ def _about(
             "total_seconds": round(time.time() - started, 3),
         },
     }
+
+
+def results_table(results: dict[str, Any]) -> str:
+    """Metrics of each task, and beside them how deep each kind of question went."""
+    lines = []
+    for name in results["results"]:
+        for key, value in metrics_of(results, name).items():
+            lines.append(f"{name:24} {key.removesuffix(',none'):28} {value:12.6g}")
+    lines.append("")
+    for task, kinds in results["halting_bench"]["tasks"].items():
+        for kind, figures in kinds.items():
+            depth = "no tokens" if figures["mean_depth"] is None else f"mean depth {figures['mean_depth']:.3f}"
+            lines.append(
+                f"{task:24} {kind:22} {depth} over {figures['tokens']} tokens, {figures['core_steps']} core steps, "
+                f"{figures['readouts']} readouts, {figures['exhausted']} exhausted, {figures['truncated_questions']} truncated"
+            )
+    return "\n".join(lines) + "\n"
 
 
 def sanitized(name: str) -> str:

@@ -41,7 +41,9 @@ class Measure:
 
 
 def measures(suite: Suite, results: dict[str, Any]) -> list[Measure]:
-    """What rows to write: the first metric under `all`, further ones under `metric:NAME`, and by task where there are several.
+    """What rows to write: one metric under `all`, further ones under `metric:NAME`, and by task where there are several.
+
+    The one is the first that is a mean over documents, since those compare in pairs; else the first.
 
     Raises:
         UserError: several tasks have no mean metric in common.
@@ -53,9 +55,11 @@ def measures(suite: Suite, results: dict[str, Any]) -> list[Measure]:
         shared = [k for k in shared if all(k in keys[t] and suite.is_mean(t, k.partition(",")[0]) for t in tasks)]
         if not shared:
             raise UserError(f"tasks {', '.join(tasks)} share no metric that is a mean over documents: sweep them one by one")
-    found = [_measure(suite, key, tasks, "all" if i == 0 else f"metric:{_name(key)}", i == 0) for i, key in enumerate(shared)]
+    first = next((key for key in shared if suite.is_mean(tasks[0], key.partition(",")[0])), shared[0])
+    shared = [first, *(key for key in shared if key != first)]
+    found = [_measure(suite, key, tasks, "all" if key == first else f"metric:{_name(key)}", key == first) for key in shared]
     if len(tasks) > 1:
-        found += [_measure(suite, shared[0], (task,), f"task:{task}", False) for task in tasks]
+        found += [_measure(suite, first, (task,), f"task:{task}", False) for task in tasks]
     return found
 
 

@@ -17,7 +17,7 @@ def load(name: str, documents: int, seed: int, **metadata: object) -> dict[str, 
     """A test split: of each sequence of a benchmark, one scored position as (prompt, answer, level).
 
     Args:
-        name: shell, s3, hop or add.
+        name: a procedural benchmark.
         documents: how many of the benchmark's documents to use.
         seed: of the benchmark.
         metadata: whatever lm-eval knows of the task and the run (it passes all of it); not used.
