@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from halting_bench.analysis.pairing import Point
 from halting_bench.analysis.pareto import mark_fronts
 from halting_bench.analysis.selection import iso_rows, mark_iso
 from halting_bench.details import (
@@ -97,8 +98,14 @@ def _curves(run: RunDirectory, unit: Unit) -> "pd.DataFrame":
 def _selected(unit: Unit, traced: TracedUnit, chooser: TracedUnit | None, rows: "pd.DataFrame") -> Iterable[Selected]:
     """The points whose details are kept, policy by policy."""
     known = rows[(rows["status"] == "ok") & ~rows["policy"].str.startswith("random@")]
+    wanted = [Point(policy, threshold) for policy, thresholds in unit.named.items() for threshold in thresholds]
+    named = [
+        any(Point(policy, threshold).same(point) for point in wanted)
+        for policy, threshold in zip(known["policy"], known["threshold"], strict=True)
+    ]
     keep = known[
-        known["policy"].isin(["fixed", "oracle-loss", "oracle-saturation"])
+        np.array(named, bool)
+        | known["policy"].isin(["fixed", "oracle-loss", "oracle-saturation"])
         | (known["role"] == "iso")
         | (known["on_front"] & (known["split"] == "calibration"))
     ]

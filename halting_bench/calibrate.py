@@ -227,7 +227,8 @@ def _losses(name: str, loss: np.ndarray, promise: Promise) -> dict[str, float]:
 
 def _why(documents: int, promise: Promise) -> str:
     if documents < promise.documents_needed():
-        return f"cannot certify with {documents} documents: needs at least {promise.documents_needed()}, even if none loses anything"
+        needed = promise.documents_needed()
+        return f"cannot certify with {documents} documents: needs at least {needed}, even if none loses anything"
     return "cannot certify: its safest threshold already loses too much"
 
 

@@ -7,6 +7,7 @@ from halting_bench import catalog
 from halting_bench.architectures.base import RecurrentModel
 from halting_bench.benchmarks.base import Benchmark
 from halting_bench.errors import UserError
+from halting_bench.named import named_points, with_points
 from halting_bench.plan import plan_policy
 from halting_bench.records import SCHEMA_VERSION, digest
 from halting_bench.sources import ModelSource, find_model_source
@@ -60,6 +61,10 @@ class Plan:
         }
 
 
+_NO_PART_OF_IDENTITY = ("keep_trace", "plots", "latency", "like", "rules")
+"""Settings that change no record; the points that `like` and `rules` name stand beside them."""
+
+
 def plan_sweep(config: catalog.SweepConfig) -> Plan:
     """Resolves names, devices and defaults. Raises UserError for anything misspelt, before any work is done."""
     import torch
@@ -85,7 +90,8 @@ def plan_sweep(config: catalog.SweepConfig) -> Plan:
         if keys.count(key) > 1:
             raise UserError(f"two parts of this sweep would be kept under '{key}': name each model, benchmark and seed once")
     identity = {
-        "config": catalog.show(config) | {"device": device, "keep_trace": None, "plots": None, "latency": None},
+        "config": catalog.show(config) | {"device": device} | dict.fromkeys(_NO_PART_OF_IDENTITY),
+        "named": [job.units[0].named for job in jobs],
         "jobs": [[job.model_hash, job.benchmark_hash, job.units[0].max_steps] for job in jobs],
         "policies": [catalog.show(recipe) for recipe in recipes],
         "code": {recipe.name: catalog.code_version(recipe.python) for recipe in recipes if recipe.python},
@@ -102,7 +108,7 @@ def _plan_job(
     model: RecurrentModel,
     benchmark_name: str,
 ) -> Job:
-    benchmark = catalog.find_benchmark(benchmark_name)
+    benchmark = source.benchmark(benchmark_name, model.spec.vocab_size)
     model_name, spec = source.name, model.spec
     if len(spec.loops) > 1:
         raise UserError(f"model '{model_name}' has {len(spec.loops)} loops: its early exits cannot be replayed")
@@ -115,7 +121,8 @@ def _plan_job(
         raise UserError(
             f"max_steps {max_steps} is below the trained depth {spec.mean_recurrence} of '{model_name}': give at least that"
         )
-    plans = tuple(plan_policy(recipe, spec, max_steps) for recipe in recipes)
+    named = named_points(config, model_name, benchmark.name, [recipe.name for recipe in recipes])
+    plans = tuple(plan_policy(with_points(recipe, named), spec, max_steps) for recipe in recipes)
     sample = benchmark.default_sample
     limit, each = (sample.documents, sample.sequences) if config.limit == "default" else (config.limit, None)
     units = []
@@ -140,6 +147,7 @@ def _plan_job(
                 shard_tokens=config.shard_tokens,
                 batch_tokens=config.batch_tokens,
                 plans=plans,
+                named=named,
             )
         )
     return Job(model_name, source, source.hash(), benchmark, digest(benchmark.manifest()), tuple(units))

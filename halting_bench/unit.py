@@ -5,7 +5,7 @@ Every part lands in its own file, whole or not at all, so an interrupted sweep g
 
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +26,8 @@ from halting_bench.engine.points import (
 from halting_bench.engine.replay import unsigned_threshold
 from halting_bench.engine.trace import TracePlan, trace
 from halting_bench.errors import PolicyFailed, UserError
-from halting_bench.plan import PolicyPlan, COMPLETE, shard_path, split_size, trace_shards, trace_signals
+from halting_bench.named import Named
+from halting_bench.plan import COMPLETE, PolicyPlan, shard_path, split_size, trace_shards, trace_signals
 from halting_bench.store import Arrays, RunDirectory, write_arrays, write_frame, write_json
 from halting_bench.tabulation import Points, point_rows, random_rows
 
@@ -52,6 +53,7 @@ class Unit:
     shard_tokens: int
     batch_tokens: int
     plans: tuple[PolicyPlan, ...]
+    named: Named = field(default_factory=dict)  # points to keep whatever else is selected
 
     def draw(self, sequences: list[Sequence]) -> list[Sequence]:
         """The sequences of one document that this sample uses: a draw that depends on the document alone."""

@@ -35,7 +35,7 @@ class Promise:
             raise UserError(f"max loss {self.max_loss} must be above 0: type --max-loss 0.01")
         if not (self.bound > self.max_loss and math.isfinite(self.bound)):
             raise UserError(
-                f"bound {self.bound:g} must be above the max loss {self.max_loss:g}, or every threshold keeps it: type --bound B"
+                f"bound {self.bound:g} must be above the max loss {self.max_loss:g}, or all thresholds keep it: type --bound B"
             )
 
     @property

@@ -25,6 +25,8 @@ def sweep(
     settings: Annotated[list[str] | None, typer.Option("--set", help="Any setting, key=value; dots go inside.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run a class the checkpoint ships.")] = False,
     keep_trace: Annotated[bool, typer.Option("--keep-trace", help="Keep the recorded pass for calibrate.")] = False,
+    like: Annotated[Path | None, typer.Option(help="A run to compare with: keep its points too.")] = None,
+    rules: Annotated[Path | None, typer.Option(help="A gate's rules: keep the points they name.")] = None,
     no_execute: Annotated[bool, typer.Option("--no-execute", help="Replay only: act out and time nothing.")] = False,
     no_latency: Annotated[bool, typer.Option("--no-latency", help="Act out the chosen points, but time nothing.")] = False,
     time_budget: Annotated[float | None, typer.Option(help="Seconds that timing may take in all.")] = None,
@@ -34,10 +36,10 @@ def sweep(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Sweep policies over benchmarks: quality against mean depth, tables and plots. The same command resumes."""
-    from halting_bench.sweeping.run import sweep as run_sweep
     from halting_bench.catalog import read_config
     from halting_bench.cli.progress import bars
     from halting_bench.jobs import plan_sweep
+    from halting_bench.sweeping.run import sweep as run_sweep
 
     given: dict[str, Any] = {
         "models": model,
@@ -50,6 +52,8 @@ def sweep(
         "dtype": dtype,
         "trust_remote_code": trust_remote_code or None,
         "keep_trace": keep_trace or None,
+        "like": str(like) if like else None,
+        "rules": str(rules) if rules else None,
         "execute": False if no_execute else None,
     }
     inner = ["latency.enabled=false"] if no_latency else []

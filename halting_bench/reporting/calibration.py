@@ -42,8 +42,10 @@ def _table(frame: "pd.DataFrame", model: str, benchmark: str) -> Table:
     footnotes = (
         f"Certified: with probability {first['own_confidence']:.4g}, the mean loss of a document in {metric}, against full "
         f"depth and clipped to [0, {first['bound']:g}], is at most {first['max_loss']:g}. Learn-then-Test, fixed sequence, "
-        "Hoeffding-Bentkus p-values; a quarter of the calibration documents places and orders the thresholds, the others test them.",
-        "Losses are means over documents with 95 % intervals, unclipped unless it says so. Executed points are tested on the test documents.",
+        "Hoeffding-Bentkus p-values; a quarter of the calibration documents places and orders the thresholds, the others "
+        "test them.",
+        "Losses are means over documents with 95 % intervals, unclipped unless it says so. Executed points are tested on "
+        "the test documents.",
     )
     name = f"calibration-{slug(model)}-{slug(benchmark)}"
     return table_of(name, f"{model} on {benchmark}: fastest certified thresholds", columns, frame, footnotes, keys=2)

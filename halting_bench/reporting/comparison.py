@@ -79,8 +79,8 @@ def _quantities(base: Run, head: Run, model: str, head_model: str, benchmark: st
     policies = [policy for policy in known if not is_control(policy) or policy == "fixed"]
     rows = [_row(base, head, aligned, head_model, policy) for policy in policies]
     footnotes = (
-        "Changes are head minus base on the test documents that both scored, with 95 % intervals paired by document; of latency "
-        "the median ratio of runs, decode before prefill. Depth at equal quality: each run at its own least depth of "
+        "Changes are head minus base on the test documents that both scored, with 95 % intervals paired by document; of "
+        "latency the median ratio of runs, decode before prefill. Depth at equal quality: each run at its own least depth of "
         "full-depth quality. Quality at equal depth: at the base's.",
         f"{len(aligned.counts)} documents, {int(aligned.counts.sum()):,} tokens."
         + ("" if aligned.same_model else " The model's weights or config differ."),

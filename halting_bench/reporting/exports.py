@@ -147,25 +147,25 @@ _TEX = {
 }
 
 
-def _latex_escape(text: str) -> str:
+def latex_escape(text: str) -> str:
     return "".join(_TEX.get(character, character) for character in text.replace("\n", " "))
 
 
 def _latex(table: Table) -> str:
-    body = _formatted(table, _latex_escape, lambda text: rf"\textbf{{{text}}}", lambda text: rf"\emph{{{text}}}")
+    body = _formatted(table, latex_escape, lambda text: rf"\textbf{{{text}}}", lambda text: rf"\emph{{{text}}}")
     lines: list[str] = []
     for row, cells in zip(table.rows, body, strict=True):
         if row.starts_group and lines:
             lines.append(r"\midrule")
         # A row that opens with a bracket would be read as the optional argument of the \\ before it.
         lines.append(("{}" if cells[0].startswith("[") else "") + " & ".join(cells) + r" \\")
-    head = " & ".join(_latex_escape(column.title) for column in table.columns)
-    notes = [rf"\par\footnotesize {_latex_escape(note)}" for note in table.footnotes]
+    head = " & ".join(latex_escape(column.title) for column in table.columns)
+    notes = [rf"\par\footnotesize {latex_escape(note)}" for note in table.footnotes]
     return "\n".join(
         [
             r"\begin{table}",
             r"\centering",
-            rf"\caption{{{_latex_escape(table.title)}}}",
+            rf"\caption{{{latex_escape(table.title)}}}",
             rf"\label{{tab:{table.name}}}",
             rf"\begin{{tabular}}{{{''.join(column.kind.align[0] for column in table.columns)}}}",
             r"\toprule",
