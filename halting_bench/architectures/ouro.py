@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from halting_bench.architectures.attention import AttentionContext
+from halting_bench.architectures.attention import AttentionContext, DenseContext
 from halting_bench.architectures.config import Config, real, whole
 from halting_bench.architectures.layers import GroupedAttention, RMSNorm, SwiGLU
 from halting_bench.architectures.stack import LoopedStack, checked
@@ -50,3 +50,20 @@ class Ouro(LoopedStack):
         gate = cast(nn.Linear, self.model["early_exit_gate"])
         dtype = torch.promote_types(state.dtype, torch.float32)
         return torch.sigmoid(F.linear(state.to(dtype), gate.weight.to(dtype), gate.bias.to(dtype)))[..., 0]
+
+    def weighted_exit(self, tokens: Tensor) -> Tensor:
+        """The mean of all loops' logits under the gate's distribution of exits, the last loop taking what is left.
+
+        It runs every loop and so saves nothing: a ceiling to compare exits with. tokens: int64 [B, T] -> [B, T, V].
+        """
+        context = DenseContext(tokens.shape[1], device=tokens.device)
+        state = x = self.embed(tokens, context)
+        for k in range(1, self.spec.mean_recurrence + 1):
+            state = self.step(0, state, x, context)
+            logits = self.readout(state, context)
+            gate = self.gate(state).unsqueeze(-1)
+            if k == 1:
+                left, mean = torch.ones_like(gate), torch.zeros_like(logits, dtype=gate.dtype)
+            share = left if k == self.spec.mean_recurrence else left * gate
+            mean, left = mean + share * logits, left - share
+        return mean

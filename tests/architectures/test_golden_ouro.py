@@ -61,6 +61,17 @@ def test_the_gate_cdf_policy_exits_where_the_reference_does(run, q):
     torch.testing.assert_close(chosen, golden[f"logits_exit_at_{q}"], rtol=1e-5, atol=1e-5)
 
 
+def test_the_weighted_exit_is_the_mean_under_the_gate_s_distribution(run):
+    golden, _, _, _ = run
+    stay = (1 - golden["gate_logits"].double().sigmoid()).cumprod(0)
+    reached = torch.cat((torch.ones_like(stay[:1]), stay[:-1]))
+    share = torch.cat((reached[:-1] - stay[:-1], reached[-1:]))
+    torch.testing.assert_close(share.sum(0), torch.ones_like(share[0]))
+    expected = (share[..., None] * golden["logits"].double()).sum(0)
+    actual = load_model(FOLDER).weighted_exit(golden["input_ids"])
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_the_exits_of_the_goldens_differ_by_threshold(run):
     depths = [run[0][f"exit_step_at_{q}"].double().mean().item() for q in (0.3, 0.5, 0.7, 0.9)]
     assert depths == sorted(depths) and depths[0] < depths[-1]
