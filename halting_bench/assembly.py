@@ -17,15 +17,17 @@ from halting_bench.details import (
     subset_families,
     subset_rows,
 )
+from halting_bench.architectures.base import RecurrentModel
 from halting_bench.engine.controls import fixed_exits, oracle_exits, saturation_exits
 from halting_bench.engine.points import ExitSource, TracedUnit
 from halting_bench.engine.replay import running_extremum, signed_threshold, tally_exits, tally_thresholds
+from halting_bench.executed_sweep import Setting, sweep_executed
 from halting_bench.jobs import Job, Plan
 from halting_bench.plan import PolicyPlan
 from halting_bench.records import POINT_COLUMNS
 from halting_bench.sample_text import text_frame
-from halting_bench.store import RunDirectory
-from halting_bench.unit import Unit, read_curves
+from halting_bench.store import RunDirectory, write_frame
+from halting_bench.unit import Advance, Unit, read_curves
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,6 +75,37 @@ def unit_frames(
             if column not in frame:
                 frame.insert(0, column, value)
     return frames
+
+
+def executed_frames(
+    run: RunDirectory, plan: Plan, job: Job, unit: Unit, model: RecurrentModel, advance: Advance
+) -> dict[str, "pd.DataFrame"]:
+    """The frames of a unit whose every point is executed: several loops, or an encoder. There is no oracle."""
+    import pandas as pd
+
+    path = run.part("cells", unit.key, "executed.parquet")
+    if not path.exists():
+        setting = Setting(unit.max_steps, unit.calibration(), unit.seed, plan.config.kv_mode)
+        found = sweep_executed(model, job.benchmark, list(unit.documents), unit.plans, setting, draw=unit.draw, advance=advance)
+        write_frame(path, found)
+    rows = pd.read_parquet(path).assign(**_identity(unit), **_metric(job))
+    whole = rows[rows["subset"].isna() | (rows["subset"] == "all")].assign(subset="all")
+    mark_iso(whole, job.benchmark.metric)
+    whole["distinct"] = (whole["status"] == "ok") & ~whole.duplicated(["split", "fingerprint"])
+    points = pd.concat([whole, rows[rows["subset"].notna() & (rows["subset"] != "all")]], ignore_index=True)
+    points["on_front"] = mark_fronts(points)
+    frames = {
+        "points": points.assign(**_constants(plan, job, unit)),
+        "iso": iso_rows(whole, job.benchmark.metric, unit.mean_recurrence).assign(**_identity(unit)),
+    }
+    return frames
+
+
+def _constants(plan: Plan, job: Job, unit: Unit) -> dict[str, Any]:
+    return {
+        "run_id": plan.run_id, "model_hash": job.model_hash, "scope": "token", "max_steps": unit.max_steps,
+        "dtype": plan.config.dtype,
+    }  # fmt: skip
 
 
 def _identity(unit: Unit) -> dict[str, Any]:
@@ -182,9 +215,7 @@ def _details(
     acted = [row.assign(subset="all", **_metric(job)).join(told["params"], on=["policy", "threshold"]) for row, _ in executed]
     extra = pd.concat([subsets, *acted], ignore_index=True).assign(**_identity(unit), distinct=False)
     extra["on_front"] = mark_fronts(extra)
-    points = pd.concat([rows, extra], ignore_index=True).assign(
-        run_id=plan.run_id, model_hash=job.model_hash, scope="token", max_steps=unit.max_steps, dtype=plan.config.dtype
-    )
+    points = pd.concat([rows, extra], ignore_index=True).assign(**_constants(plan, job, unit))
     points["depth_per_loop"] = points["mean_depth"].map(lambda depth: f"[{depth:.6g}]" if depth == depth else "")
     documents = pd.concat([documents.assign(evidence="replayed"), *(frame for _, frame in executed)], ignore_index=True)
     return {

@@ -241,6 +241,7 @@ BENCHMARKS = {
     "expressions": "value of nested operations on digits, for encoders (procedural, by height)",
     "docs": "bits per byte on the English task pages inside the installed lm-eval",
     "text:PATH": "bits per byte on a UTF-8 file or folder of your own",
+    "lm-eval:TASK": "any task, group or YAML of lm-eval, scored by lm-eval itself",
 }
 """Built-in benchmarks and what they ask."""
 
@@ -256,7 +257,7 @@ def find_benchmark(name: str) -> Benchmark:
         return docs_benchmark()
     if name in TASKS:
         return TASKS[name]()
-    raise unknown_name("benchmark", name, [*TASKS, "docs", "text:PATH"])
+    raise unknown_name("benchmark", name, [*TASKS, "docs", "text:PATH", "lm-eval:TASK"])
 
 
 def _limit(value: str | int) -> str | int:
@@ -291,6 +292,14 @@ class LatencyConfig(Strict):
         return Protocol(**own, time_budget_s=self.time_budget_s / jobs)
 
 
+class LmEvalConfig(Strict):
+    """How `lm-eval:TASK` benchmarks are read."""
+
+    num_fewshot: Annotated[int, Field(ge=0)] | None = None
+    include_path: str | None = None  # a folder with more task files
+    offline: bool = False  # make no request to the hub
+
+
 class SweepConfig(Strict):
     """Everything a sweep can be told. Every leaf can be set with `--set a.b=c`."""
 
@@ -311,6 +320,7 @@ class SweepConfig(Strict):
     kv_mode: str = "latest"
     prefill: str = "adaptive"
     latency: LatencyConfig = LatencyConfig()
+    lm_eval: LmEvalConfig = LmEvalConfig()
     plots: bool = True
     like: str | None = None  # a run whose points this one must have too, so that the two can be compared
     rules: str | None = None  # a gate's rules, whose thresholds this run must have

@@ -1,6 +1,7 @@
 """From what a sweep was asked to what it will do: models, benchmarks and policies resolved, before any work is done."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from halting_bench import catalog
@@ -25,6 +26,11 @@ class Job:
     benchmark: Benchmark
     benchmark_hash: str
     units: tuple[Unit, ...]
+    replayable: bool  # one loop, and later tokens follow earlier ones: an exit changes nothing that others saw
+
+
+LM_EVAL = "lm-eval:"
+"""What names of lm-eval tasks begin with."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +114,8 @@ def _plan_job(
     model: RecurrentModel,
     benchmark_name: str,
 ) -> Job:
-    benchmark = source.benchmark(benchmark_name, model.spec.vocab_size)
     model_name, spec = source.name, model.spec
-    if len(spec.loops) > 1:
-        raise UserError(f"model '{model_name}' has {len(spec.loops)} loops: its early exits cannot be replayed")
+    benchmark = _benchmark(config, source, model, benchmark_name)
     max_steps = config.max_steps or (spec.mean_recurrence if spec.fixed_recurrence else 4 * spec.mean_recurrence)
     if spec.fixed_recurrence and max_steps > spec.mean_recurrence:
         raise UserError(
@@ -121,6 +125,7 @@ def _plan_job(
         raise UserError(
             f"max_steps {max_steps} is below the trained depth {spec.mean_recurrence} of '{model_name}': give at least that"
         )
+    replayable = len(spec.loops) == 1 and spec.causal
     named = named_points(config, model_name, benchmark.name, [recipe.name for recipe in recipes])
     plans = tuple(plan_policy(with_points(recipe, named), spec, max_steps) for recipe in recipes)
     sample = benchmark.default_sample
@@ -150,7 +155,23 @@ def _plan_job(
                 named=named,
             )
         )
-    return Job(model_name, source, source.hash(), benchmark, digest(benchmark.manifest()), tuple(units))
+    return Job(model_name, source, source.hash(), benchmark, digest(benchmark.manifest()), tuple(units), replayable)
+
+
+def _benchmark(config: catalog.SweepConfig, source: ModelSource, model: RecurrentModel, name: str) -> Benchmark:
+    if not name.startswith(LM_EVAL):
+        return source.benchmark(name, model.spec.vocab_size)
+    from halting_bench.benchmarks.lm_eval_benchmark import LmEvalBenchmark  # lm-eval takes a second to import
+
+    asked = config.lm_eval
+    return LmEvalBenchmark(
+        name,
+        source.tokenizer(model.spec.vocab_size),
+        model.spec.max_length,
+        include_path=Path(asked.include_path) if asked.include_path else None,
+        num_fewshot=asked.num_fewshot,
+        offline=asked.offline,
+    )
 
 
 def _usual_benchmarks(source: ModelSource) -> tuple[str, ...]:

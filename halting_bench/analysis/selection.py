@@ -46,11 +46,12 @@ def iso_rows(rows: "pd.DataFrame", metric: Judged, full_depth: int) -> "pd.DataF
     chosen = choose_iso(rows, metric)
     test = rows[(rows["split"] == "test") & (rows["status"] == "ok")]
     point = test.set_index(["policy", "threshold"])
-    uniform_depth = float(rows.loc[chosen["fixed"], "threshold"]) if "fixed" in chosen.index else np.nan
+    uniform_depth = float(rows.loc[chosen["fixed"], "mean_depth"]) if "fixed" in chosen.index else np.nan
     oracle = test[test["policy"] == "oracle-loss"].sort_values("mean_depth")
     optimistic = bool(oracle["params"].str.contains("true").any())
     uniform = test[test["policy"] == "fixed"].sort_values("threshold")
-    full = uniform.loc[uniform["threshold"] == full_depth, "quality"]
+    full = uniform[uniform["threshold"] == full_depth]
+    full_steps = float(full["mean_depth"].iloc[0]) if len(full) else float(full_depth)  # in all loops
     out = []
     for policy in rows["policy"].drop_duplicates():
         if policy.startswith("random@"):
@@ -61,8 +62,8 @@ def iso_rows(rows: "pd.DataFrame", metric: Judged, full_depth: int) -> "pd.DataF
             "threshold": np.nan,
             "status": given["status"],
             "error": given["error"],
-            "full_quality": float(full.iloc[0]) if len(full) else np.nan,
-            "full_depth": float(full_depth),
+            "full_quality": float(full["quality"].iloc[0]) if len(full) else np.nan,
+            "full_depth": full_steps,
             "uniform_depth": uniform_depth,
             "gap_optimistic": optimistic,
         }
@@ -80,9 +81,10 @@ def iso_rows(rows: "pd.DataFrame", metric: Judged, full_depth: int) -> "pd.DataF
             room = sign * (best - at_same)
             row |= {
                 "threshold": threshold,
-                **{name: float(found[name]) for name in ("quality", "quality_lo", "quality_hi", "mean_depth", *DELTAS)},
+                **{name: float(found[name]) for name in ("quality", "quality_lo", "quality_hi", "mean_depth")},
+                **{name: float(found[name]) if name in found else np.nan for name in DELTAS},
                 **{name: float(found[name]) for name in ("never_fired_fraction", "exhausted_fraction", "flops_per_token")},
-                "saving_full": 1 - depth / full_depth,
+                "saving_full": 1 - depth / full_steps,
                 "saving_uniform": 1 - depth / uniform_depth,
                 "gap_share": sign * (quality - at_same) / room if room > 0 else np.nan,
             }

@@ -16,6 +16,9 @@ def sweep(
     model: Annotated[list[str] | None, typer.Option(help="Bundled name or folder; repeat for several.")] = None,
     benchmark: Annotated[list[str] | None, typer.Option(help="Name or text:PATH; repeat. Default: the model card's.")] = None,
     policy: Annotated[list[str] | None, typer.Option(help="Name, FILE.yaml or FILE.py@Class; repeat. Default: all.")] = None,
+    num_fewshot: Annotated[int | None, typer.Option(help="Examples before each question of lm-eval tasks.")] = None,
+    include_path: Annotated[Path | None, typer.Option(help="Folder with more lm-eval task files.")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="lm-eval makes no request to the hub.")] = False,
     limit: Annotated[str | None, typer.Option(help="Documents a benchmark: a number, 'all', or 'default'.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Seeds of the initial states; repeat.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Deepest step. Default: four times the trained mean.")] = None,
@@ -57,6 +60,9 @@ def sweep(
         "execute": False if no_execute else None,
     }
     inner = ["latency.enabled=false"] if no_latency else []
+    inner += ["lm_eval.offline=true"] if offline else []
+    inner += [f"lm_eval.num_fewshot={num_fewshot}"] if num_fewshot is not None else []
+    inner += [f"lm_eval.include_path={include_path}"] if include_path is not None else []
     inner += [f"latency.time_budget_s={time_budget}"] if time_budget is not None else []
     resolved = read_config(config, given, [*inner, *(settings or [])])
     if dry_run:

@@ -67,7 +67,7 @@ class Features:
 
     @cached_property
     def log_p(self) -> Tensor:
-        """log p_k [R, V]."""
+        """Log-probabilities log p_k [R, V]."""
         if not self.started:  # a readout of the initial state is not defined
             return torch.full((len(self.latent), 1), torch.nan, dtype=self.latent.dtype, device=self.latent.device)
         return torch.log_softmax(wide(self.view.logits()), dim=-1)
@@ -78,7 +78,7 @@ class Features:
 
     @cached_property
     def change_log_p(self) -> Tensor:
-        """log p_k - log p_{k-1} [R, V]; NaN at k = 1. Summing it against p avoids a difference of two entropies."""
+        """Change of log p_k [R, V]; NaN at k = 1. Summing it against p avoids a difference of two entropies."""
         return self.log_p - self.before("log_p")
 
     @cached_property
@@ -106,7 +106,7 @@ class Features:
 
     @cached_property
     def min_p_log(self) -> Tensor:
-        """log of p after entries below a tenth of the largest become 1/V, renormalised, [R, V]."""
+        """Logarithm of p after entries below a tenth of the largest become 1/V, renormalised, [R, V]."""
         if not self.started:
             return self.log_p
         dropped = self.log_p < self.top[:, :1] + math.log(0.1)

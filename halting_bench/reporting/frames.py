@@ -32,8 +32,13 @@ def of_pair(frame: "pd.DataFrame", model: str, benchmark: str) -> "pd.DataFrame"
     return frame if frame.empty else frame[(frame["model"] == model) & (frame["benchmark"] == benchmark)]
 
 
-def select(points: "pd.DataFrame", split: str, *, subset: str = "all", evidence: str = "replayed") -> "pd.DataFrame":
-    """The points that ran, of one split, subset and kind of evidence: one row a point."""
+def select(points: "pd.DataFrame", split: str, *, subset: str = "all", evidence: str | None = None) -> "pd.DataFrame":
+    """The points that ran, of one split, subset and kind of evidence: one row a point.
+
+    Evidence None: the one that all points have, replayed where there is any, else executed (several loops, encoders).
+    """
+    if evidence is None:
+        evidence = "replayed" if (points["evidence"] == "replayed").any() else "executed"
     chosen = points[
         (points["split"] == split)
         & (points["subset"] == subset)

@@ -5,19 +5,19 @@ assembles the tables. Whatever is already on disk is kept, so the same command r
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from halting_bench.architectures.base import RecurrentModel
-from halting_bench.assembly import typed_points, unit_frames, unit_rows
+from halting_bench.assembly import executed_frames, typed_points, unit_frames, unit_rows
 from halting_bench.catalog import SweepConfig
 from halting_bench.doctor import examine
 from halting_bench.errors import UserError
 from halting_bench.execution import act_out, measure_points
-from halting_bench.jobs import Job, Plan, manifest, plan_sweep
+from halting_bench.jobs import LM_EVAL, Job, Plan, manifest, plan_sweep
 from halting_bench.store import RunDirectory, open_run, read_manifest, write_bytes, write_frame, write_json
-from halting_bench.unit import cell_count, open_trace, run_cells, trace_unit
+from halting_bench.unit import Advance, cell_count, open_trace, run_cells, trace_unit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,23 +93,46 @@ def _run_jobs(run: RunDirectory, plan: Plan, progress: Progress) -> None:
     for job in plan.jobs:
         model = job.source.load(dtype=getattr(torch, plan.config.dtype), device=plan.device)
         _examine(run, job, model, progress)
-        for unit in job.units:
-            trace_unit(run, unit, model, job.benchmark, traced)
-        opened = [open_trace(run, unit, model, job.benchmark) for unit in job.units]
-        for index, unit in enumerate(job.units):
-            chooser = opened[(index + 1) % len(opened)] if len(opened) > 1 else None
-            rows = unit_rows(unit, job, run_cells(run, unit, opened[index], chooser, replayed))
-            executed = []
-            if acted and index == 0:
-                executed = act_out(run, plan, job, unit, model, opened[index], rows)
-                if plan.config.latency.enabled:
-                    frames.setdefault("latency", []).append(measure_points(run, plan, job, unit, model, rows))
-                acted()
-            for name, frame in unit_frames(run, plan, job, unit, opened[index], chooser, rows, executed).items():
-                frames.setdefault(name, []).append(frame)
+        for name, frame in _job_frames(run, plan, job, model, traced, replayed, acted):
+            frames.setdefault(name, []).append(frame)
     _assemble(run, frames)
     if not plan.config.keep_trace:
         shutil.rmtree(run.part("trace"), ignore_errors=True)
+
+
+def _job_frames(
+    run: RunDirectory,
+    plan: Plan,
+    job: Job,
+    model: RecurrentModel,
+    traced: Advance,
+    replayed: Advance,
+    acted: Advance | None,
+) -> Iterator[tuple[str, "pd.DataFrame"]]:
+    """Named frames of one model on one benchmark, by the way that fits: lm-eval's, executed alone, or replayed."""
+    if job.benchmark.name.startswith(LM_EVAL):
+        from halting_bench.task_sweep import sweep_task  # lm-eval is imported only when a task of it is asked for
+
+        for each in sweep_task(run, plan, job, model, traced, replayed):
+            yield from each.items()
+        return
+    if not job.replayable:
+        for unit in job.units:
+            yield from executed_frames(run, plan, job, unit, model, replayed).items()
+        return
+    for unit in job.units:
+        trace_unit(run, unit, model, job.benchmark, traced)
+    opened = [open_trace(run, unit, model, job.benchmark) for unit in job.units]
+    for index, unit in enumerate(job.units):
+        chooser = opened[(index + 1) % len(opened)] if len(opened) > 1 else None
+        rows = unit_rows(unit, job, run_cells(run, unit, opened[index], chooser, replayed))
+        executed = []
+        if acted and index == 0:
+            executed = act_out(run, plan, job, unit, model, opened[index], rows)
+            if plan.config.latency.enabled:
+                yield "latency", measure_points(run, plan, job, unit, model, rows)
+            acted()
+        yield from unit_frames(run, plan, job, unit, opened[index], chooser, rows, executed).items()
 
 
 def _examine(run: RunDirectory, job: Job, model: RecurrentModel, progress: Progress) -> None:
