@@ -93,7 +93,7 @@ class PackedContext(AttentionContext):
         """[S, T], -inf at positions that exited before this step: in `absent` they are not there."""
         live = self.cache.depth[stage] >= step
         live[self._slot, self.positions] = True
-        return additive(live, self.cache.dtype)
+        return self.cache.additive(live)
 
     @cached_property
     def _chunks(self) -> list[tuple[Chunk, Tensor, Tensor, Tensor, Tensor]]:
@@ -123,13 +123,7 @@ class PackedContext(AttentionContext):
             last = self._index(self.lengths[chunk.slots] - 1)[:, None]
         else:
             last = self._index(chunk.positions).view(chunk.count, chunk.width)
-        seen = torch.arange(chunk.top, device=self.cache.device) <= last[:, :, None]
-        return additive(seen, self.cache.dtype)[:, None]
-
-
-def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """A bool mask as what is added to attention scores."""
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+        return self.cache.additive(self.cache.up_to(last, chunk.top))[:, None]
 
 
 class SlotContext(AttentionContext):
@@ -174,12 +168,13 @@ class SlotContext(AttentionContext):
         if self.single is not None:
             self.plane = (single_step - 1) % planes
             return self
-        self.page = self.slots if planes == 1 else self.slots * planes + (self.steps - 1) % planes
-        self.write = self.page * self.cache.length + self.positions
+        page = self.slots if planes == 1 else self.slots * planes + (self.steps - 1) % planes
+        self.write = page * self.cache.length + self.positions
+        self.pages = self.cache.page_rows(stage, page)
         if stage >= 0 and self.cache.mode.name == "absent":
-            here = torch.arange(self.top, device=self.cache.device)
             deep = self.cache.depth[stage][self.slots, : self.top] >= self.steps[:, None]
-            self.mask = additive(self._seen & (deep | (here == self.positions[:, None])), self.cache.dtype)[:, None, None]
+            deep = deep.scatter(1, self.positions[:, None], True)  # the row itself is there
+            self.mask = self.cache.additive(self._seen & deep)[:, None, None]
         else:
             self.mask = self._causal
         return self
@@ -196,16 +191,15 @@ class SlotContext(AttentionContext):
         flat = kv.view(2, -1, *self.cache.entry)
         flat[0].index_copy_(0, self.write, k)
         flat[1].index_copy_(0, self.write, v)
-        pages = kv.flatten(1, 2)[:, :, : self.top].index_select(1, self.page)
-        keys, values = pages.transpose(2, 3)
+        keys, values = self.cache.pages(self.stage, layer, self.pages, self.top).transpose(2, 3)
         mixed = F.scaled_dot_product_attention(q.unsqueeze(2), keys, values, attn_mask=self.mask, enable_gqa=grouped)
         return mixed.squeeze(2)
 
     @cached_property
     def _seen(self) -> Tensor:
-        seen = torch.arange(self.top, device=self.cache.device) <= self.positions[:, None]
+        seen = self.cache.up_to(self.positions, self.top)
         return seen & ~self.cache.hidden[self.slots, : self.top] if self.masked else seen
 
     @cached_property
     def _causal(self) -> Tensor:
-        return additive(self._seen, self.cache.dtype)[:, None, None]
+        return self.cache.additive(self._seen)[:, None, None]

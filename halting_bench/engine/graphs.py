@@ -44,7 +44,7 @@ class CudaCapture:
         self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Run) -> tuple[Callable[[], None], Tensor]:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):  # libraries set themselves up outside the graph

@@ -6,7 +6,9 @@ When a token exits at n, the planes it never reached are filled once, so that no
 Shapes: S slots (sequences), P planes, T positions, G key/value heads, E head width, r rows.
 """
 
+import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,10 +64,38 @@ class KvMode:
         return self.planes(max_steps) == max_steps
 
 
+class KvStorage:
+    """Memory that outlives a cache: runs that share one do not pay for fresh pages each time. Not for two runs at once."""
+
+    def __init__(self) -> None:
+        self._idle: list[Tensor] = []
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory of a shape, finite and otherwise of any content."""
+        size = math.prod(shape)
+        for i, block in enumerate(self._idle):
+            if len(block) == size and block.dtype == dtype and block.device == device:
+                return self._idle.pop(i).view(shape)
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    def give_back(self, blocks: Iterable[Tensor]) -> None:
+        """Keeps a finished run's memory for the next, and lets go of what no run took."""
+        self._idle = [block.view(-1) for block in blocks]
+
+
 class KvCache:
     """K/V of all layers. A layer's storage, [2, S, P, T, G, E], is allocated whole when the layer first runs."""
 
-    def __init__(self, spec: ModelSpec, slots: int, length: int, planes: int, mode: KvMode, like: Tensor):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        slots: int,
+        length: int,
+        planes: int,
+        mode: KvMode,
+        like: Tensor,
+        storage: KvStorage | None = None,
+    ):
         """
         Args:
             spec: of the model.
@@ -74,22 +104,74 @@ class KvCache:
             planes: P of core layers; other layers have one.
             mode: decides what `freeze` does.
             like: gives dtype and device.
+            storage: where memory comes from and goes back to; None: allocated and freed.
         """
         self.slots, self.length, self.planes, self.mode = slots, length, planes, mode
         self.entry = (spec.kv_heads, spec.head_width)
         self.dtype, self.device = like.dtype, like.device
+        self._storage = KvStorage() if storage is None else storage
+        self._held: list[Tensor] = []
+        self._loops: dict[int, Tensor] = {}  # loop -> its layers in one block: a row is frozen in all of them at once
         self._layers: dict[tuple[int, int], Tensor] = {}
+        self._counts = [loop.layers for loop in spec.loops]
         self.depth = [torch.zeros(slots, length, dtype=torch.int64, device=like.device) for _ in spec.loops]
         self.hidden = torch.zeros(slots, length, dtype=torch.bool, device=like.device)
         self.any_hidden = False
+        self._zero, self._never = (torch.tensor(value, dtype=like.dtype, device=like.device) for value in (0.0, -torch.inf))
+        self._places = torch.arange(length, device=like.device)
+        self._workspace = torch.empty(0, dtype=like.dtype, device=like.device)
 
     def layer(self, stage: int, layer: int) -> Tensor:
         """[2, S, P, T, G, E]: keys and values. stage: EMBED, READOUT or a loop."""
         found = self._layers.get((stage, layer))
         if found is None:
-            shape = (2, self.slots, self.planes_of(stage), self.length, *self.entry)
-            found = self._layers[stage, layer] = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            if stage < 0:
+                found = self._allocate(1, stage)[0]
+            else:
+                if stage not in self._loops:
+                    self._loops[stage] = self._allocate(self._counts[stage], stage)
+                found = self._loops[stage][sum(key[0] == stage for key in self._layers)]
+            self._layers[stage, layer] = found
         return found
+
+    def _allocate(self, layers: int, stage: int) -> Tensor:
+        """[layers, 2, S, P, T, G, E]."""
+        shape = (layers, 2, self.slots, self.planes_of(stage), self.length, *self.entry)
+        self._held.append(self._storage.take(shape, self.dtype, self.device))
+        return self._held[-1]
+
+    def pages(self, stage: int, layer: int, rows: Tensor, top: int) -> Tensor:
+        """Gathers pages, [2, R, top, G, E], into memory that the next call reuses.
+
+        Args:
+            stage, layer: as in `layer`.
+            rows: int64 [2 R], where keys, then values, of each page stand (`page_rows`).
+            top: positions to read.
+        """
+        size = len(rows) * top * self.entry[0] * self.entry[1]
+        if len(self._workspace) < size:  # a fresh allocation a layer would spend its time in page faults
+            self._workspace = self._workspace.new_empty(len(rows) * self.length * self.entry[0] * self.entry[1])
+        out = self._workspace[:size].view(-1, top, *self.entry)
+        torch.index_select(self.layer(stage, layer).flatten(0, 2)[:, :top], 0, rows, out=out)
+        return out.view(2, -1, top, *self.entry)
+
+    def up_to(self, positions: Tensor, top: int) -> Tensor:
+        """Bool [*positions, top]: the places that each position may look at."""
+        return self._places[:top] <= positions.unsqueeze(-1)
+
+    def additive(self, seen: Tensor) -> Tensor:
+        """A bool mask as what is added to attention scores."""
+        return torch.where(seen, self._zero, self._never)
+
+    def page_rows(self, stage: int, page: Tensor) -> Tensor:
+        """page: int64 [R], slot * planes + plane. Returns [2 R]."""
+        return torch.cat((page, page + self.slots * self.planes_of(stage)))
+
+    def close(self) -> None:
+        """Gives the memory back. Only for a cache that holds nothing non-finite."""
+        self._storage.give_back(self._held)
+        for views in (self._held, self._loops, self._layers):
+            views.clear()
 
     def planes_of(self, stage: int) -> int:
         return self.planes if stage >= 0 else 1
@@ -97,7 +179,7 @@ class KvCache:
     @property
     def bytes(self) -> int:
         """Bytes of K/V held."""
-        return sum(kv.nbytes for kv in self._layers.values())
+        return sum(block.nbytes for block in self._held)
 
     def freeze(self, loop: int, slots: np.ndarray, positions: np.ndarray, steps: np.ndarray, exit_kv: KeysValues) -> None:
         """Rows exit a loop: fills the planes they did not reach.
@@ -119,11 +201,13 @@ class KvCache:
         plane = np.arange(len(row)) - np.repeat(counts.cumsum() - counts, counts) + first[row]
         target = self._index((slots[row] * self.planes + plane) * self.length + positions[row])
         source = self._index((slots[row] * self.planes + steps[row] - 1) * self.length + positions[row])
-        for (stage, layer), kv in self._layers.items():
-            if stage == loop:
-                flat = kv.view(2, -1, *self.entry)
-                filling = torch.stack(exit_kv[layer])[:, self._index(row)] if exit_kv else flat.index_select(1, source)
-                flat.index_copy_(1, target, filling)
+        flat = self._loops[loop].flatten(2, 4).flatten(0, 1)  # [2 layers, S P T, G, E]
+        if exit_kv:
+            order = [layer for stage, layer in self._layers if stage == loop]
+            filling = torch.stack([part for layer in order for part in exit_kv[layer]])[:, self._index(row)]
+        else:
+            filling = flat.index_select(1, source)
+        flat.index_copy_(1, target, filling)
 
     def hide(self, slot: int, position: int) -> None:
         """Makes a position unattendable for good (its state broke), and leaves nothing non-finite behind."""

@@ -62,14 +62,15 @@ def run_prompts(model: RecurrentModel, policy: HaltingPolicy, tables: Tables, pr
         slots = np.repeat([p.slot for p in group], lengths)
         positions = np.concatenate([np.arange(n) for n in lengths])
         where = torch.from_numpy(slots).to(tables.device), torch.from_numpy(positions).to(tables.device)
-        own = np.repeat([np.nan if p.request.threshold is None else p.request.threshold for p in group], lengths)
+        own = [p.request.threshold for p in group] if decide is policy else []
+        thresholds = np.repeat([np.nan if t is None else t for t in own], lengths) if any(t is not None for t in own) else None
         rows = Rows(
             slots,
             positions,
             tables.text[where],
             tables.start_noise(*where),
             shared=plan.prefill == "shared",
-            thresholds=own if decide is policy else None,
+            thresholds=thresholds,
         )
         exits = run_rounds(model, decide, tables.cache, rows, max_steps=plan.max_steps, meter=meter)
         for progress in group:

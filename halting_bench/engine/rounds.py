@@ -159,7 +159,7 @@ class _Loop:
 def start_policy(policy: HaltingPolicy, step: Tensor, state: Tensor, thresholds: np.ndarray | None) -> State:
     """The policy's state at s_0. thresholds: [R], NaN for the policy's own. Raises UserError when it has none to replace."""
     memory = policy.init(View(step, state, undefined_readout))
-    if thresholds is not None and not np.isnan(thresholds).all():
+    if thresholds is not None:
         if "threshold" not in memory:
             raise UserError(f"a {type(policy).__name__} has no threshold to set per sequence: leave `thresholds` out")
         own = torch.from_numpy(thresholds).to(memory["threshold"])

@@ -58,6 +58,7 @@ class SlotEngine:
             with torch.inference_mode():
                 finished = self._step(requests)
             yield from finished
+        self.tables.cache.close()
 
     def _serve(self, free: list[int], requests: Iterator[Request]) -> tuple[list[Progress], list[Progress]]:
         """Fills free slots from the queue. Returns sequences with a row to run, and those that ended with their prompt."""
@@ -96,6 +97,7 @@ class SlotEngine:
     def _start(self, entering: list[Progress]) -> None:
         self.rows = entering
         if entering:
+            self.slots = self._index(np.array([progress.slot for progress in entering]))
             self.entered, self.loop = np.zeros(len(entering), np.int64), np.zeros(len(entering), np.int64)
             self._enter(np.arange(len(entering)))
 
@@ -138,7 +140,7 @@ class SlotEngine:
         if len(sound):
             rows = which[sound]
             everyone = len(sound) == len(self.rows)
-            exits = state if everyone else state[self._index(sound)]
+            exits = self._take(state, None if everyone else self._index(sound))
             at_exit = None if everyone else self._index(rows)
             own = self._context(rows, at_exit)
             self._freeze(loop, rows, exits, own)
@@ -239,9 +241,9 @@ class SlotEngine:
     def _enter(self, rows: np.ndarray) -> None:
         """Embeds the tokens at these rows' positions and starts their first loop."""
         some = None if len(rows) == len(self.rows) else self._index(rows)
-        slots = self._index(np.array([self.rows[r].slot for r in rows]))
         positions = self._index(np.array([self.rows[r].position for r in rows]))
-        self.slots, self.positions = self._put(self.slots, some, slots), self._put(self.positions, some, positions)
+        self.positions = self._put(self.positions, some, positions)
+        slots = self._take(self.slots, some)
         self.loop[rows] = 0
         context = self._context(rows, some)
         with self.meter.stage("embed"):
@@ -256,7 +258,7 @@ class SlotEngine:
         steps = torch.zeros_like(positions)
         own = [self.rows[r].request.threshold for r in rows]
         with self.meter.stage("signal"):
-            thresholds = np.array([np.nan if t is None else t for t in own])
+            thresholds = np.array([np.nan if t is None else t for t in own]) if any(t is not None for t in own) else None
             memory = start_policy(self.policy, steps, state, thresholds)
         self.entered[rows] = self.tick
         self.x, self.state, self.steps = (
@@ -284,7 +286,7 @@ class SlotEngine:
         return torch.from_numpy(values).to(self.device)
 
     def _take(self, values: Tensor, some: Tensor | None) -> Tensor:
-        return values if some is None else values[some]
+        return values if some is None else values.index_select(0, some)
 
     def _put(self, values: Tensor, some: Tensor | None, new: Tensor) -> Tensor:
         return new if some is None else values.index_copy(0, some, new)

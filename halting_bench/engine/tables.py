@@ -12,7 +12,7 @@ from torch import Tensor
 from halting_bench.architectures.base import RecurrentModel
 from halting_bench.architectures.noise import initial_noise
 from halting_bench.benchmarks.base import NOT_SCORED
-from halting_bench.engine.kv_cache import KvCache, KvMode
+from halting_bench.engine.kv_cache import KvCache, KvMode, KvStorage
 from halting_bench.engine.requests import Progress, Request
 from halting_bench.engine.sampling import Sampling
 from halting_bench.halting.policy import wide
@@ -32,6 +32,7 @@ class Plan:
     stop: frozenset[int]
     scoring: bool = False  # requests have targets
     spare: bool = False  # keep one more K/V slot, for the rows that fill up a fixed shape
+    storage: KvStorage | None = None
 
     def with_slots(self, slots: int) -> "Plan":
         """The same with another number of slots."""
@@ -45,7 +46,8 @@ class Tables:
         like = next(model.parameters())
         self.model, self.plan, self.device = model, plan, like.device
         shape, spec = (plan.slots, plan.length), model.spec
-        self.cache = KvCache(spec, plan.slots + plan.spare, plan.length, plan.mode.planes(plan.max_steps), plan.mode, like)
+        planes = plan.mode.planes(plan.max_steps)
+        self.cache = KvCache(spec, plan.slots + plan.spare, plan.length, planes, plan.mode, like, plan.storage)
         self.text = torch.zeros(shape, dtype=torch.int64, device=self.device)
         drawn = any(loop.random_start for loop in spec.loops)
         self.noise = torch.zeros(*shape, spec.width, dtype=like.dtype, device=self.device) if drawn else None
@@ -73,7 +75,7 @@ class Tables:
 
     def start_noise(self, slots: Tensor, positions: Tensor) -> Tensor | None:
         """[R, D] of the rows, or None when no loop of the model starts from noise."""
-        return None if self.noise is None else self.noise[slots, positions]
+        return None if self.noise is None else self.noise.flatten(0, 1).index_select(0, slots * self.plan.length + positions)
 
     def answer(
         self, slots: Tensor, positions: Tensor, logits: Tensor, generating: Tensor | None, drawing: list[Progress]
