@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 TOGETHER = 4
 """Points timed against each other in one go: few enough that little is lost when the command is stopped."""
 
-CELL = ["model", "benchmark", "seed", "policy", "threshold"]
+UNIT = ["model", "benchmark", "seed"]
+CELL = [*UNIT, "policy", "threshold"]
 SHAPE = ["device", "batch_rows", "mode", "phase"]
 SIZE = ["length", "new_tokens"]
 
@@ -154,9 +155,20 @@ def _keep(directory: RunDirectory, unit: Unit, latency: "pd.DataFrame", frame: "
 
 
 def merged(old: "pd.DataFrame", new: "pd.DataFrame") -> "pd.DataFrame":
-    """Both, one row a point and shape: the newer one, unless only the older was measured."""
+    """Both, one row a point and shape: the newer one, unless only the older was measured.
+
+    What was measured at another length goes: seconds side by side must be of the same work.
+    """
     import pandas as pd
 
+    measured = new.loc[new["status"] == "ok", [*UNIT, *SHAPE, *SIZE]].drop_duplicates()
+    if len(old):
+        size = old.reindex(columns=[*UNIT, *SHAPE, *SIZE]).merge(
+            measured, on=[*UNIT, *SHAPE], how="left", suffixes=("", "_now")
+        )
+        same = size[[f"{name}_now" for name in SIZE]].isna().all(axis=1)
+        same |= (size["length"] == size["length_now"]) & (size["new_tokens"] == size["new_tokens_now"])
+        old = old[same.to_numpy()]
     both = pd.concat([old, new], ignore_index=True)
     both = both[[*CELL, *(name for name in both.columns if name not in CELL)]]
     order = both.assign(measured=both["status"] == "ok").sort_values("measured", kind="stable").index
