@@ -55,7 +55,8 @@ class SelfTransformer(RecurrentModel):
     def __init__(self, config: Config):
         """
         Args:
-            config: the parsed config.json. `damping` is a, in (0, 1].
+            config: the parsed config.json. `damping` is a, in (0, 1]. With `token_base` b, token t stands for the pair
+                (t // b, t % b), and its embedding is the sum of one for each part.
 
         Raises:
             UserError: a key is missing or out of range.
@@ -82,7 +83,12 @@ class SelfTransformer(RecurrentModel):
             head_width=width // heads,
             causal=False,
         )
-        embedding = nn.Embedding(self.spec.vocab_size, width)
+        self.token_base = whole(config, "token_base") if config.get("token_base") is not None else None
+        tied = bool(config.get("tie_embeddings", True))
+        if self.token_base is not None and tied:
+            raise UserError("config.json: token_base leaves no single embedding to tie: set tie_embeddings to false")
+        rows = self.spec.vocab_size if self.token_base is None else -(-self.spec.vocab_size // self.token_base)
+        embedding = nn.Embedding(rows, width)
         self.encoder = nn.ModuleDict(
             {
                 "wte": embedding,
@@ -91,8 +97,10 @@ class SelfTransformer(RecurrentModel):
             }
         )
         self.lm_head = nn.Linear(width, self.spec.vocab_size, bias=False)
-        if config.get("tie_embeddings", True):
+        if tied:
             self.lm_head.weight = embedding.weight
+        if self.token_base is not None:
+            self.encoder["wte_second"] = nn.Embedding(self.token_base, width)
         self.embed_scale = width**0.5
         self.angles = Rotary(self.spec.head_width, real(config, "rope_theta"), None)
 
@@ -100,7 +108,10 @@ class SelfTransformer(RecurrentModel):
         return cast(FixedPointLayer, cast(nn.ModuleList, self.encoder["layers"])[loop])
 
     def embed(self, tokens: Tensor, context: AttentionContext) -> Tensor:
-        return self.encoder["wte"](tokens) * self.embed_scale
+        if self.token_base is None:
+            return self.encoder["wte"](tokens) * self.embed_scale
+        both = self.encoder["wte"](tokens // self.token_base) + self.encoder["wte_second"](tokens % self.token_base)
+        return both * self.embed_scale
 
     def begin(self, loop: int, x: Tensor, noise: Tensor | None) -> Tensor:
         return x

@@ -122,9 +122,20 @@ def test_a_saved_model_loads_from_its_folder(tmp_path) -> None:
     assert torch.equal(loaded(TOKENS, 2), model(TOKENS, 2))
 
 
+def test_a_token_may_stand_for_a_pair() -> None:
+    model = tiny(token_base=5, tie_embeddings=False)
+    context = DenseContext(TOKENS.shape[1], causal=False)
+    first, second = model.encoder["wte"].weight, model.encoder["wte_second"].weight
+    assert first.shape == second.shape == (5, 16)
+    expected = 4.0 * (first[TOKENS // 5] + second[TOKENS % 5])
+    torch.testing.assert_close(model.embed(TOKENS, context), expected, rtol=0, atol=1e-12)
+    assert model(TOKENS, 2).shape == (3, 9, 24)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"token_base": 5}, "set tie_embeddings to false"),
         ({"damping": 1.5}, "damping is 1.5"),
         ({"damping": 0}, "damping is 0"),
         ({"num_attention_heads": 3}, "3 heads do not share a width of 16 evenly"),
