@@ -12,7 +12,7 @@ import torch
 
 from halting_bench.answering import Answered, Point, answer, check_model
 from halting_bench.architectures.base import ModelSpec, RecurrentModel
-from halting_bench.architectures.config import read_config
+from halting_bench.benchmarks.asks import USUAL_LENGTH
 from halting_bench.benchmarks.lm_eval_bridge import (
     Suite,
     check_finite,
@@ -22,7 +22,6 @@ from halting_bench.benchmarks.lm_eval_bridge import (
     prepare,
     task_hashes,
 )
-from halting_bench.benchmarks.tokenizer import Tokenizer, load_tokenizer
 from halting_bench.catalog import find_policy
 from halting_bench.errors import UserError
 from halting_bench.halting.policies import FixedDepth
@@ -31,10 +30,6 @@ from halting_bench.plan import build_policy, plan_policy
 from halting_bench.sources import ModelSource, find_model_source
 from halting_bench.store import write_bytes
 from halting_bench.timing.environment import stamp
-
-MAX_LENGTH = 2048
-"""Positions of one forward unless told otherwise, where the model has as many."""
-
 
 @dataclass(frozen=True)
 class EvalRequest:
@@ -72,7 +67,7 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
     prepare(offline=request.offline)
     source = find_model_source(request.model, trust_remote_code=request.trust_remote_code)
     model = source.load(dtype=getattr(torch, request.dtype), device=request.device)
-    tokenizer = tokenizer_of(source, model.spec)
+    tokenizer = source.tokenizer(model.spec.vocab_size)
     check_model(model, tokenizer)
     point = operating_point(request, model)
     suite = Suite(
@@ -92,12 +87,6 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
     }
 
 
-def tokenizer_of(source: ModelSource, spec: ModelSpec) -> Tokenizer:
-    """How a model reads text: by the tokenizer of its checkpoint, or by bytes."""
-    config = {} if source.folder is None else read_config(source.folder)
-    return load_tokenizer(source.folder, config, spec.vocab_size)
-
-
 def operating_point(request: EvalRequest, model: RecurrentModel) -> Point:
     """The policy at its threshold, with the caps resolved. Raises UserError when the model cannot run it."""
     spec = model.spec
@@ -105,7 +94,7 @@ def operating_point(request: EvalRequest, model: RecurrentModel) -> Point:
     steps = request.max_steps or (trained if spec.fixed_recurrence else 4 * trained)
     if spec.fixed_recurrence and steps > trained:
         raise UserError(f"max_steps {steps}: the model has {trained} loops and no more; type at most that")
-    length = request.max_length or min(spec.max_length, MAX_LENGTH)
+    length = request.max_length or min(spec.max_length, USUAL_LENGTH)
     if not 2 <= length <= spec.max_length:
         raise UserError(f"max_length {length} must lie in 2..{spec.max_length}, the positions of the model")
     return Point(

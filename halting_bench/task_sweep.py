@@ -1,7 +1,7 @@
 """The sweep of lm-eval tasks: one traced pass, every operating point scored by lm-eval itself.
 
-Where a task generates, later tokens depend on earlier ones and nothing can be replayed: there the uniform depths and the
-recipes' absolute thresholds are executed, one run a point.
+Where a task generates, or a model has several loops, nothing can be replayed: there the uniform depths and the recipes'
+absolute thresholds are executed, one run a point.
 
 Shapes: G operating points, M documents in sample order, N rows of a shard, R steps.
 """
@@ -48,7 +48,7 @@ def sweep_task(
     benchmark = job.benchmark
     if not isinstance(benchmark, LmEvalBenchmark):
         raise TypeError(f"benchmark '{benchmark.name}' is not of lm-eval")
-    if benchmark.suite.generates:
+    if benchmark.suite.generates or not job.replayable:
         for unit in job.units:
             cells = executed_cells(unit, benchmark, model, plan.config.kv_mode, plan.config.prefill)
             yield _unit_frames(run, plan, job, unit, benchmark, cells, "executed", replayed)

@@ -13,6 +13,10 @@ from halting_bench.benchmarks.tokenizer import Tokenizer
 from halting_bench.errors import UserError
 
 
+USUAL_LENGTH = 2048
+"""Positions of one forward unless told otherwise, where a model has as many."""
+
+
 @dataclass(frozen=True)
 class Continuation:
     """How likely is this continuation, and is it what greedy decoding would give?"""

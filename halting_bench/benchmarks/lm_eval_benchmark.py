@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from halting_bench.benchmarks.asks import Encoded, encode_scoring
+from halting_bench.benchmarks.asks import USUAL_LENGTH, Encoded, encode_scoring
 from halting_bench.benchmarks.base import Benchmark, Sample, Sequence
 from halting_bench.benchmarks.lm_eval_bridge import Suite, prepare
 from halting_bench.benchmarks.tokenizer import Tokenizer
@@ -39,14 +39,14 @@ class LmEvalBenchmark(Benchmark):
         Args:
             name: `lm-eval:TASK[,TASK...]`, each a task, group, tag or YAML file.
             tokenizer: the model's.
-            max_length: positions of one forward.
+            max_length: positions that the model has.
             include_path: a folder with more task files.
             num_fewshot: examples before each question, where the task does not forbid them.
             offline: make no request to the hub.
         """
         prepare(offline=offline)
         self.name = name
-        self.tokenizer, self.max_length = tokenizer, max_length
+        self.tokenizer, self.max_length = tokenizer, min(max_length, USUAL_LENGTH)
         self._names = name.removeprefix(PREFIX).split(",")
         self._include_path, self._num_fewshot = include_path, num_fewshot
         self._limit: int | None = None

@@ -1,0 +1,153 @@
+"""The sweep of lm-eval tasks: every point's rows are lm-eval's own numbers, from one traced pass."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from halting_bench.answering import answer
+from halting_bench.architectures.toy import toy_model
+from halting_bench.benchmarks.lm_eval_benchmark import LmEvalBenchmark
+from halting_bench.catalog import SweepConfig, find_policy
+from halting_bench.halting.policies import FixedDepth
+from halting_bench.jobs import Job, Plan
+from halting_bench.plan import plan_policy
+from halting_bench.records import POINT_COLUMNS
+from halting_bench.sources import ModelSource
+from halting_bench.store import open_run
+from halting_bench.task_measures import Measure, summarise
+from halting_bench.task_sweep import sweep_task
+from halting_bench.unit import Unit
+from tests.benchmarks.lm_eval_fixtures import BYTES, LENGTH, executed_point, write_tasks
+
+STEPS = 5
+MODEL = toy_model()
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tasks(tmp_path_factory.mktemp("tasks"))
+
+
+def job_of(tasks: Path, names: str, policies: tuple[str, ...]) -> Job:
+    benchmark = LmEvalBenchmark(f"lm-eval:{names}", BYTES, LENGTH, include_path=tasks)
+    unit = Unit(
+        key="toy/task/0",
+        model_name="toy",
+        benchmark_name=benchmark.name,
+        seed=0,
+        documents=tuple(benchmark.sample(None, 0)),
+        sequences_each=None,
+        calibration_fraction=0.5,
+        max_steps=STEPS,
+        mean_recurrence=4,
+        shard_tokens=300,
+        batch_tokens=256,
+        plans=tuple(plan_policy(find_policy(name), MODEL.spec, STEPS) for name in policies),
+    )
+    return Job(
+        model_name="toy",
+        source=ModelSource("toy"),
+        model_hash="h",
+        benchmark=benchmark,
+        benchmark_hash="b",
+        replayable=True,
+        units=(unit,),
+    )
+
+
+def swept(tasks: Path, folder: Path, names: str, policies: tuple[str, ...] = ("kl", "gate-cdf")) -> tuple[dict[str, Any], Job]:
+    job = job_of(tasks, names, policies)
+    plan = Plan(SweepConfig(), "cpu", (job,), "run")
+    with open_run(folder) as run:
+        (frames,) = sweep_task(run, plan, job, MODEL, lambda: None, lambda: None)
+    return frames, job
+
+
+def uniform(job: Job, depth: int) -> dict[str, Any]:
+    """lm-eval's results at a uniform depth that is really run."""
+    suite = job.benchmark.suite  # type: ignore[attr-defined]
+    return dict(suite.score(answer(MODEL, BYTES, suite.asks, executed_point(FixedDepth(depth), STEPS)).answers))
+
+
+def test_rows_are_what_lm_eval_says_of_the_whole_sample(tasks: Path, tmp_path: Path) -> None:
+    frames, job = swept(tasks, tmp_path, "choice")
+    points = frames["points"]
+    assert set(POINT_COLUMNS) <= set(points)
+    whole = points[(points["policy"] == "fixed") & (points["split"] == "all")].set_index(["subset", "threshold"])
+    for depth in range(1, STEPS + 1):
+        theirs = uniform(job, depth)["results"]["choice"]
+        for subset, metric in (("all", "acc"), ("metric:acc_norm", "acc_norm"), ("metric:acc_mutual_info", "acc_mutual_info")):
+            row = whole.loc[(subset, depth)]
+            assert row["metric"] == metric
+            assert row["quality"] == theirs[f"{metric},none"]
+            assert row["mean_depth"] == depth
+            assert row["n_documents"] == 4
+    kl = points[(points["policy"] == "kl") & (points["subset"] == "all")]
+    assert set(kl["split"]) == {"calibration", "test", "all"}
+    assert set(kl[kl["role"] == "iso"]["split"]) == {"calibration", "test", "all"}
+    refused = points[points["policy"] == "gate-cdf"]
+    assert refused["status"].tolist() == ["not_applicable"]
+
+
+def test_per_document_rows_average_to_the_row(tasks: Path, tmp_path: Path) -> None:
+    frames, _ = swept(tasks, tmp_path, "choice", ("latent-diff",))
+    points, documents = frames["points"], frames["per_document"]
+    for (policy, threshold), group in documents[documents["split"] == "test"].groupby(["policy", "threshold"]):
+        mine = points[(points["policy"] == policy) & (points["threshold"] == threshold) & (points["subset"] == "all")]
+        row = mine[mine["split"] == "test"].iloc[0]
+        assert group["quality_sum"].sum() / group["quality_count"].sum() == pytest.approx(row["quality"])
+        assert group["depth_sum"].sum() / group["n_tokens"].sum() == pytest.approx(row["mean_depth"])
+
+
+def test_a_resumed_sweep_gives_the_same_frames(tasks: Path, tmp_path: Path) -> None:
+    first, _ = swept(tasks, tmp_path, "word")
+    again, _ = swept(tasks, tmp_path, "word")
+    assert set(first) == {"points", "per_document", "exits", "iso", "curves", "convergence"}
+    for name, frame in first.items():
+        pd.testing.assert_frame_equal(frame, again[name])
+
+
+def test_a_group_has_rows_of_all_its_tasks_and_of_each(tasks: Path, tmp_path: Path) -> None:
+    frames, job = swept(tasks, tmp_path, "both", ("kl",))
+    points = frames["points"]
+    fixed = points[(points["policy"] == "fixed") & (points["split"] == "all") & (points["threshold"] == 2)].set_index("subset")
+    theirs = uniform(job, 2)
+    assert fixed.loc["all", "quality"] == theirs["groups"]["both"]["acc,none"]
+    for task in ("choice_b", "word"):
+        assert fixed.loc[f"task:{task}", "quality"] == theirs["results"][task]["acc,none"]
+        assert fixed.loc[f"task:{task}", "n_documents"] == 4
+    assert fixed.loc["all", "n_tokens"] == fixed.loc["task:choice_b", "n_tokens"] + fixed.loc["task:word", "n_tokens"]
+
+
+def test_an_aggregation_that_is_no_mean_is_the_task_s_own(tasks: Path, tmp_path: Path) -> None:
+    frames, job = swept(tasks, tmp_path, "rolling", ("kl",))
+    points = frames["points"]
+    row = points[(points["policy"] == "fixed") & (points["threshold"] == 3) & (points["split"] == "all")].set_index("metric")
+    theirs = uniform(job, 3)["results"]["rolling"]
+    for metric in ("word_perplexity", "bits_per_byte"):
+        assert row.loc[metric, "quality"] == pytest.approx(theirs[f"{metric},none"], rel=1e-5)
+        assert row.loc[metric, "quality_lo"] < row.loc[metric, "quality"] < row.loc[metric, "quality_hi"]
+        assert not row.loc[metric, "higher_is_better"]
+
+
+def test_points_of_a_task_that_generates_are_executed(tasks: Path, tmp_path: Path) -> None:
+    frames, job = swept(tasks, tmp_path, "made", ("latent-diff",))
+    points = frames["points"]
+    assert set(points["evidence"]) == {"executed"}
+    assert set(points["metric"]) == {"exact_match,first", "exact_match,letters"}
+    fixed = points[(points["policy"] == "fixed") & (points["split"] == "all") & (points["subset"] == "all")]
+    assert fixed["threshold"].tolist() == [1, 2, 4, 5]
+    assert fixed["mean_depth"].tolist() == [1, 2, 4, 5]
+    theirs = uniform(job, 2)["results"]["made"]
+    assert fixed.set_index("threshold").loc[2, "quality"] == theirs["exact_match,first"]
+
+
+def test_a_point_whose_states_broke_is_a_failed_row_and_not_a_score() -> None:
+    measure = Measure("acc", "acc,none", "all", ("t",), True, True, True)
+    values = [[1.0, 0.0, None], [np.nan, np.nan, np.nan]]
+    found = summarise(None, measure, values, np.ones(3, bool))  # type: ignore[arg-type]
+    assert found[0].tolist()[0] == 0.5
+    assert np.isnan(found[:, 1]).all()
