@@ -31,6 +31,7 @@ from halting_bench.sources import ModelSource, find_model_source
 from halting_bench.store import write_bytes
 from halting_bench.timing.environment import stamp
 
+
 @dataclass(frozen=True)
 class EvalRequest:
     """What `halting-bench eval` was asked."""

@@ -21,6 +21,7 @@ MODULES = {
     "replay": "perf.replay_figures",
     "load": "perf.load_memory",
     "decide": "perf.decide_scale",
+    "lm-eval": "perf.lm_eval_figures",
     "gpu": "perf.gpu_figures",
 }
 """What can be measured -> the module whose `measurements()` does it."""

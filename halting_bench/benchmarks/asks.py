@@ -12,7 +12,6 @@ from halting_bench.benchmarks.base import NOT_SCORED, Sequence
 from halting_bench.benchmarks.tokenizer import Tokenizer
 from halting_bench.errors import UserError
 
-
 USUAL_LENGTH = 2048
 """Positions of one forward unless told otherwise, where a model has as many."""
 
