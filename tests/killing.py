@@ -20,16 +20,22 @@ from pathlib import Path
 import torch
 from toy_sweeps import settings
 
+from halting_bench.catalog import SweepConfig
 from halting_bench.sweeping.run import sweep
 
 torch.set_num_threads(1)
 TICK = os.sysconf("SC_CLK_TCK")
 
 
+def few(folder: Path) -> SweepConfig:
+    """A rule with a curve, a combination, and a class of the user's own."""
+    return settings(folder, policies=("kl", "entropy-and-kl", f"{folder / 'patient.py'}@Patient"))
+
+
 def start(folder: Path, out: Path) -> int:
     pid = os.fork()
     if pid == 0:
-        sweep(settings(folder), out=out)
+        sweep(few(folder), out=out)
         os._exit(0)
     return pid
 

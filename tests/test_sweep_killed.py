@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from toy_sweeps import assert_same_points, settings
 
-from halting_bench.store import load_run, open_run
-from halting_bench.sweep import sweep
+from halting_bench.store import Run, load_run, open_run
+from halting_bench.sweeping.run import sweep
 
 
 def test_ten_kills_at_random_moments_then_the_same_bytes(tmp_path: Path):
@@ -39,14 +39,20 @@ def interrupt(folder: Path, out: Path, after: int) -> None:
         sweep(settings(folder), out=out, progress=Stops())
 
 
-@pytest.mark.parametrize("after", [0, 1, 3, 8])
-def test_an_interrupted_sweep_keeps_its_parts_and_resumes(tmp_path: Path, after: int):
-    whole = load_run(sweep(settings(tmp_path), out=tmp_path / "whole"))
-    out = tmp_path / "run"
-    interrupt(tmp_path, out, after)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("whole")
+    return load_run(sweep(settings(folder), out=folder / "run"))
+
+
+@pytest.mark.parametrize("after", [0, 3, 9])
+def test_an_interrupted_sweep_keeps_its_parts_and_resumes(whole: Run, after: int):
+    folder = whole.path.parent
+    out = folder / f"interrupted-{after}"
+    interrupt(folder, out, after)
     assert not (out / "points.parquet").exists()
     done = {path: path.stat().st_mtime_ns for path in [*out.glob("trace/**/*.safetensors"), *out.glob("cells/**/*.parquet")]}
-    sweep(settings(tmp_path, keep_trace=True), out=out)
+    sweep(settings(folder, keep_trace=True), out=out)
     assert all(path.stat().st_mtime_ns == when for path, when in done.items())
     assert_same_points(load_run(out).points, whole.points)
 
