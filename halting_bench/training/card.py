@@ -180,7 +180,8 @@ def build_card(folder: Path) -> dict[str, Any]:
 
 def _described(part: str, last: dict[str, Any]) -> str:
     if part != "text":
-        return f"procedural task '{part}', levels up to {trained_range(part)}"
+        names = TASKS[part]().subset_names["level"]
+        return f"procedural task '{part}', whose curriculum reached level {names[last['level'][part]]} of {trained_range(part)}"
     corpus = last.get("corpus") or {}
     return f"text of the packages in recipe.yaml ({corpus.get('bytes', 0)} bytes, sha256 {corpus.get('sha256', 'unknown')})"
 

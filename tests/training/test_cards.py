@@ -101,7 +101,7 @@ def test_a_card_is_written_from_a_trained_folder_and_is_plain_yaml(
     card = yaml.safe_load(write_card(folder).read_text())
     assert card["training"]["steps"] == 4 and card["tables"]["shell"]["documents"] == 3
     assert set(card["tables"]["shell"]["level"]) == set(Shell().subset_names["level"])
-    assert card["trained_on"] == ["procedural task 'shell', levels up to 11-12"]
+    assert card["trained_on"] == ["procedural task 'shell', whose curriculum reached level 1-2 of 11-12"]
 
 
 def test_an_unknown_benchmark_suggests_the_nearest() -> None:
