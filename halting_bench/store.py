@@ -170,6 +170,20 @@ class Run:
     texts: "pd.DataFrame" = field(default_factory=_no_frame)
 
 
+def _read_frame(file: Path, *, categories: bool) -> "pd.DataFrame":
+    """A table of a run. categories: keep each word once, for a table with millions of rows and few words."""
+    import pandas as pd
+
+    if not categories:
+        return pd.read_parquet(file)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pq.read_schema(file)
+    words = [each.name for each in schema if pa.types.is_string(each.type) or pa.types.is_large_string(each.type)]
+    return pd.read_parquet(file, read_dictionary=words)
+
+
 def load_run(path: str | Path) -> Run:
     """Reads a run directory.
 
@@ -186,7 +200,7 @@ def load_run(path: str | Path) -> Run:
     for name in FRAMES:
         file = folder / f"{name}.parquet"
         try:
-            frames[name] = pd.read_parquet(file) if file.exists() else pd.DataFrame()
+            frames[name] = _read_frame(file, categories=name == "per_document") if file.exists() else pd.DataFrame()
         except (OSError, ValueError) as error:
             raise UserError(f"{file} cannot be read ({error}): run the same sweep command again") from None
     missing = [column for column in POINT_COLUMNS if column not in frames["points"]]

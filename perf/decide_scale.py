@@ -63,9 +63,20 @@ def write_run(folder: Path, seed: int) -> None:
 
     def add(policy: str, threshold: float, depth: float, keep: bool) -> None:
         quality = 1.0 + hard * np.exp(-depth / 3) + 0.01 * own.standard_normal(DOCUMENTS)
-        own_depth = np.rint(counts * (depth + 0.3 * hard)).astype(np.int64) if policy != "fixed" else (counts * depth).astype(np.int64)
+        own_depth = (
+            np.rint(counts * (depth + 0.3 * hard)).astype(np.int64) if policy != "fixed" else (counts * depth).astype(np.int64)
+        )
         for split in ("calibration", "test"):
-            points.append({**identity, "policy": policy, "threshold": threshold, "split": split, "mean_depth": depth, "quality": float(quality.mean())})
+            points.append(
+                {
+                    **identity,
+                    "policy": policy,
+                    "threshold": threshold,
+                    "split": split,
+                    "mean_depth": depth,
+                    "quality": float(quality.mean()),
+                }
+            )
         if keep:
             documents.append(pd.DataFrame({
                 **identity, "policy": policy, "threshold": threshold, "split": "test", "document": np.arange(DOCUMENTS),
@@ -96,7 +107,12 @@ def write_run(folder: Path, seed: int) -> None:
     write_frame(folder / "per_document.parquet", pd.concat(documents, ignore_index=True))
     write_frame(folder / "iso.parquet", iso)
     write_frame(folder / "curves.parquet", curves)
-    environment = {"versions": {"torch": "2.9"}, "dtype": "float32", "device": {"type": "cpu", "threads": 1}, "cpu": {"model": "x"}}
+    environment = {
+        "versions": {"torch": "2.9"},
+        "dtype": "float32",
+        "device": {"type": "cpu", "threads": 1},
+        "cpu": {"model": "x"},
+    }
     write_json(folder / "manifest.json", {
         "schema_version": SCHEMA_VERSION, "run_id": "scale", "config": {}, "policies": [], "environment": environment,
         "models": [{"model": "demo", "model_hash": "a"}], "benchmarks": [{"benchmark": "docs", "benchmark_hash": "b"}],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from halting_bench.analysis.pairing import Incomparable, Incomplete, Pair, Point, Side, first_seed
+from halting_bench.analysis.pairing import Controls, Incomparable, Incomplete, Pair, Point, Side, figures, first_seed
 from halting_bench.analysis.pareto import hypervolume as dominated_area
 from halting_bench.analysis.statistics import paired_difference, shift, student_quantile
 from halting_bench.store import Run
@@ -97,18 +97,22 @@ def hypervolume(pair: Pair, policy: str) -> Difference:
 def gap_share(pair: Pair, policy: str) -> Difference:
     """The share of the distance from uniform depth to the loss oracle that a policy closes at its point of equal quality."""
 
-    def share(side: Side, weights: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    def share(side: Side, drawn: Controls, weights: np.ndarray) -> np.ndarray:
         if policy not in side.iso:
             raise Incomplete(f"{policy} has no point of equal quality in one of the runs")
-        own = [side.row(Point(policy, side.iso[policy]))]
-        read = [
-            weights @ sums[rows].T / tokens[:, None]
-            for rows in (side.of_policy("fixed"), side.of_policy("oracle-loss"), own)
-            for sums in (side.depth, side.quality)
-        ]
+        own = figures(pair, side, [side.row(Point(policy, side.iso[policy]))], weights)
+        read = (*drawn["fixed"], *drawn["oracle-loss"], *own)
         return np.array([_share(pair.sign, *values) for values in zip(*read, strict=True)])
 
-    return _bootstrapped(pair, share)
+    (base, base_draws), (head, head_draws) = (
+        [share(side, drawn, weights) for drawn, weights in zip(known, (pair.whole, pair.weights), strict=True)]
+        for side, known in zip((pair.base, pair.head), pair.controls, strict=True)
+    )
+    documents = len(pair.counts)
+    error = float((head_draws - base_draws).std(ddof=1))
+    half = student_quantile(documents) * error if documents > 1 else math.nan
+    value = float(head[0] - base[0])
+    return Difference(float(base[0]), float(head[0]), value, value - half, value + half)
 
 
 def latency(base: Run, head: Run, model: str, head_model: str, benchmark: str, point: Point) -> list[tuple[dict, Difference]]:
@@ -154,10 +158,10 @@ _MACHINE: dict[str, Callable[[dict], object]] = {
 
 def sign_test(difference: np.ndarray) -> float:
     """Two-sided exact p-value that as many documents got better as worse; 1 when none changed."""
-    from scipy.stats import binomtest
+    from scipy.special import bdtr
 
     better, worse = int((difference > 0).sum()), int((difference < 0).sum())
-    return float(binomtest(better, better + worse).pvalue) if better + worse else 1.0
+    return min(1.0, 2 * float(bdtr(min(better, worse), better + worse, 0.5)))
 
 
 def _paired(pair: Pair, head: np.ndarray, base: np.ndarray, point: Point, sign_test: float = math.nan) -> Difference:
@@ -211,16 +215,6 @@ def _curve(side: Side, policy: str) -> "pd.DataFrame":
     if not len(curve):
         curve = side.points[side.points["policy"] == policy]
     return curve.groupby("mean_depth", as_index=False)["quality"].mean().sort_values("mean_depth")
-
-
-def _bootstrapped(pair: Pair, figure: Callable[[Side, np.ndarray, np.ndarray], np.ndarray]) -> Difference:
-    """A figure of many points with a normal interval; figure: (side, weights [B, M], tokens [B]) -> [B]."""
-    whole = np.ones((1, len(pair.counts))), np.array([float(pair.counts.sum())])
-    base, head = (float(figure(side, *whole)[0]) for side in (pair.base, pair.head))
-    drawn = figure(pair.head, pair.weights, pair.tokens) - figure(pair.base, pair.weights, pair.tokens)
-    documents = len(pair.counts)
-    half = student_quantile(documents) * float(drawn.std(ddof=1)) if documents > 1 else math.nan
-    return Difference(base, head, head - base, head - base - half, head - base + half)
 
 
 def _share(

@@ -19,6 +19,10 @@ DRAWS = 400
 KEY = ("policy", "threshold")
 
 
+Controls = dict[str, tuple[np.ndarray, np.ndarray]]
+"""Policy -> mean depth and quality of its points, [B, G] each."""
+
+
 class Incomparable(Exception):
     """The two runs measured different things."""
 
@@ -95,9 +99,28 @@ class Pair:
         return drawn.astype(np.float64)
 
     @cached_property
-    def tokens(self) -> np.ndarray:
-        """Scored tokens of each draw, [B]."""
-        return self.weights @ self.counts
+    def whole(self) -> np.ndarray:
+        """Every document once: the one draw that is no draw, [1, M]."""
+        return np.ones((1, len(self.counts)))
+
+    @cached_property
+    def controls(self) -> tuple[list[Controls], list[Controls]]:
+        """Of each side, uniform depth and the loss oracle over all documents and in every draw."""
+        base, head = (
+            [
+                {name: figures(self, side, side.of_policy(name), weights) for name in ("fixed", "oracle-loss")}
+                for weights in (self.whole, self.weights)
+            ]
+            for side in (self.base, self.head)
+        )
+        return base, head
+
+
+def figures(pair: Pair, side: Side, rows: list[int], weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean depth and quality of some points in each draw, [B, G] each. weights: [B, M]."""
+    tokens = weights @ pair.counts
+    depth, quality = (weights @ sums[rows].T / tokens[:, None] for sums in (side.depth, side.quality))
+    return depth, quality
 
 
 def pairs(base: Run, head: Run) -> list[tuple[str, str, str]]:

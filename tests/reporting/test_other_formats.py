@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -44,7 +45,8 @@ def test_siunitx_renders_the_tables_of_a_run(executed_run):
 
 
 def test_the_benchmark_action_gets_numbers_that_are_better_when_smaller(executed_run):
-    entries = json.loads(github_benchmark(executed_run))
+    run = replace(executed_run, iso=executed_run.iso.assign(flops_per_token=1e6))
+    entries = json.loads(github_benchmark(run))
     names = [entry["name"] for entry in entries]
     assert len(names) == len(set(names))
     assert {"core steps/token", "FLOP/token", "ms/token"} == {entry["unit"] for entry in entries}
