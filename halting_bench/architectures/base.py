@@ -10,7 +10,6 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from halting_bench.architectures.attention import AttentionContext, DenseContext
 from halting_bench.errors import UserError
@@ -156,5 +155,5 @@ class RecurrentModel(nn.Module, ABC):
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm over the last axis, in at least float32 whatever the model's dtype."""
     if x.dtype in (torch.float32, torch.float64):
-        return F.rms_norm(x, weight.shape, weight, eps)
-    return F.rms_norm(x.float(), weight.shape, eps=eps).to(x.dtype) * weight
+        return torch.rms_norm(x, weight.shape, weight, eps)
+    return torch.rms_norm(x.float(), weight.shape, eps=eps).to(x.dtype) * weight

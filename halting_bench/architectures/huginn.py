@@ -27,10 +27,14 @@ START_MODES = ("random", "embed-init", "skip-adapter")
 """s_0 is noise; the embedded input e; or e, with the first core step taken on e itself instead of through the adapter."""
 
 
-def rotate_adjacent(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding on the adjacent pairs (2i, 2i+1). x: [*, H, E]; cos, sin: [*, 1, E/2], at least float32."""
-    pairs = torch.view_as_complex(x.to(cos.dtype).view(*x.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2).to(x.dtype)
+Angles = tuple[Tensor, ...]
+"""What turns a row's queries and keys: one complex tensor for adjacent pairs, cosines and sines for halves."""
+
+
+def rotate_adjacent(x: Tensor, turn: Tensor) -> Tensor:
+    """Rotary embedding on the adjacent pairs (2i, 2i+1). x: [*, H, E]; turn: complex [*, 1, E/2], of float32 or float64."""
+    pairs = torch.view_as_complex(x.to(turn.dtype.to_real()).view(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(keys, shape.eps) if qk_norm else None
         self.proj = nn.Linear(queries, shape.width, bias=False)
 
-    def project(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, rotary: Angles) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [*, H, E], rotated keys and values [*, G, E] of a layer's input."""
         queries, keys = self.shape.heads, self.shape.kv_heads
         heads = self.Wqkv(x)
@@ -73,7 +77,7 @@ class Attention(nn.Module):
         qk = self.rotate(qk, *rotary)
         return qk.narrow(-2, 0, queries), qk.narrow(-2, queries, keys), v
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, context: AttentionContext) -> Tensor:
+    def forward(self, x: Tensor, rotary: Angles, layer: int, context: AttentionContext) -> Tensor:
         return self.proj(context.attend(layer, *self.project(x, rotary)).flatten(-2))
 
 
@@ -98,7 +102,7 @@ class SandwichBlock(nn.Module):
         self.attn = Attention(shape, adjacent=True, qk_norm=False)
         self.mlp = GatedMLP(shape.width, shape.hidden)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, context: AttentionContext) -> Tensor:
+    def forward(self, x: Tensor, rotary: Angles, layer: int, context: AttentionContext) -> Tensor:
         x = self.norm_2(self.attn(self.norm_1(x), rotary, layer, context) + x)
         return self.norm_4(self.mlp(self.norm_3(x)) + x)
 
@@ -112,7 +116,7 @@ class PreNormBlock(nn.Module):
         self.attn = Attention(shape, adjacent=False, qk_norm=False)
         self.mlp = GatedMLP(shape.width, shape.hidden)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, context: AttentionContext) -> Tensor:
+    def forward(self, x: Tensor, rotary: Angles, layer: int, context: AttentionContext) -> Tensor:
         x = self.attn(self.norm_1(x), rotary, layer, context) + x
         return self.mlp(self.norm_2(x)) + x
 
@@ -126,7 +130,7 @@ class PostNormBlock(nn.Module):
         self.attn = Attention(shape, adjacent=False, qk_norm=True)
         self.mlp = GatedMLP(shape.width, shape.hidden)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, context: AttentionContext) -> Tensor:
+    def forward(self, x: Tensor, rotary: Angles, layer: int, context: AttentionContext) -> Tensor:
         x = self.norm_1(self.attn(x, rotary, layer, context)) + x
         return self.norm_2(self.mlp(x)) + x
 
@@ -203,7 +207,7 @@ class Huginn(RecurrentModel):
             self.angles = Rotary.from_config({"rope_theta": config["rope_base"], **config}, shape.head_width)
         else:
             self.angles = Rotary(shape.head_width, real(config, "rope_base"), None)
-        self._rotary_table: tuple[Tensor, Tensor] | None = None
+        self._rotary_table: Angles | None = None
 
     @classmethod
     def build(cls, config: dict, tensors: Collection[str]) -> Self:
@@ -213,14 +217,15 @@ class Huginn(RecurrentModel):
             return cls(config)
         return cls(config, block="post-norm" if "attn.q_norm.weight" in names else "pre-norm")
 
-    def rotary(self, context: AttentionContext) -> tuple[Tensor, Tensor]:
-        """Cos and sin of the rows' positions, [*, 1, E/2]; float32, or float64 when the model is."""
+    def rotary(self, context: AttentionContext) -> Angles:
+        """The angles of the rows' positions, [*, 1, E/2]; float32, or float64 when the model is."""
         weight = self.lm_head.weight
         dtype = torch.promote_types(weight.dtype, torch.float32)
         table = self._rotary_table
-        if table is None or table[0].dtype != dtype or table[0].device != weight.device:
-            table = self._rotary_table = self.angles.at(torch.arange(self.spec.max_length, device=weight.device), weight)
-        return table[0][context.positions], table[1][context.positions]
+        if table is None or table[0].dtype.to_real() != dtype or table[0].device != weight.device:
+            cos, sin = self.angles.at(torch.arange(self.spec.max_length, device=weight.device), weight)
+            table = self._rotary_table = (cos, sin) if self.retrofitted else (torch.complex(cos, sin),)
+        return tuple(part[context.positions] for part in table)
 
     def _blocks(self, stage: str, first: int, x: Tensor, context: AttentionContext) -> Tensor:
         rotary = self.rotary(context)

@@ -180,14 +180,15 @@ class SlotContext(AttentionContext):
         return self
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        kv = self.cache.layer(self.stage, layer)
         grouped = q.shape[1] != k.shape[1]
         if self.single is not None:
             slot, position = self.single
-            page = kv[:, slot, self.plane]
-            torch.stack((k[0], v[0]), out=page[:, position])
-            keys, values = page[:, : self.top].transpose(1, 2).unsqueeze(1)
+            keys, values = self.cache.page(self.stage, layer, slot, self.plane)
+            keys.select(2, position).copy_(k)
+            values.select(2, position).copy_(v)
+            keys, values = keys.narrow(2, 0, self.top), values.narrow(2, 0, self.top)
             return F.scaled_dot_product_attention(q.unsqueeze(2), keys, values, enable_gqa=grouped).squeeze(2)
+        kv = self.cache.layer(self.stage, layer)
         flat = kv.view(2, -1, *self.cache.entry)
         flat[0].index_copy_(0, self.write, k)
         flat[1].index_copy_(0, self.write, v)

@@ -113,6 +113,7 @@ class KvCache:
         self._held: list[Tensor] = []
         self._loops: dict[int, Tensor] = {}  # loop -> its layers in one block: a row is frozen in all of them at once
         self._layers: dict[tuple[int, int], Tensor] = {}
+        self._pages: dict[tuple[int, int, int, int], tuple[Tensor, Tensor]] = {}
         self._counts = [loop.layers for loop in spec.loops]
         self.depth = [torch.zeros(slots, length, dtype=torch.int64, device=like.device) for _ in spec.loops]
         self.hidden = torch.zeros(slots, length, dtype=torch.bool, device=like.device)
@@ -139,6 +140,14 @@ class KvCache:
         shape = (layers, 2, self.slots, self.planes_of(stage), self.length, *self.entry)
         self._held.append(self._storage.take(shape, self.dtype, self.device))
         return self._held[-1]
+
+    def page(self, stage: int, layer: int, slot: int, plane: int) -> tuple[Tensor, Tensor]:
+        """One page in place: keys and values, [1, G, T, E] each."""
+        found = self._pages.get((stage, layer, slot, plane))
+        if found is None:
+            keys, values = self.layer(stage, layer)[:, slot, plane].transpose(1, 2).unsqueeze(1)
+            found = self._pages[stage, layer, slot, plane] = keys, values
+        return found
 
     def pages(self, stage: int, layer: int, rows: Tensor, top: int) -> Tensor:
         """Gathers pages, [2, R, top, G, E], into memory that the next call reuses.
@@ -170,7 +179,7 @@ class KvCache:
     def close(self) -> None:
         """Gives the memory back. Only for a cache that holds nothing non-finite."""
         self._storage.give_back(self._held)
-        for views in (self._held, self._loops, self._layers):
+        for views in (self._held, self._loops, self._layers, self._pages):
             views.clear()
 
     def planes_of(self, stage: int) -> int:

@@ -104,12 +104,8 @@ class SlotEngine:
     def _step(self, requests: Iterator[Request]) -> list[Progress]:
         """One tick. Returns the sequences that it finished."""
         self.tick += 1
-        leaving: list[int] = []
-        loops = self.loop.copy()
-        for loop in range(self.loops):
-            which = np.flatnonzero(loops == loop)
-            if len(which):
-                leaving += self._advance(loop, which)
+        present = [np.flatnonzero(self.loop == loop) for loop in range(self.loops)]  # before any of them moves on
+        leaving = [row for loop, which in enumerate(present) if len(which) for row in self._advance(loop, which)]
         return self._turn_over(leaving, requests) if leaving else []
 
     def _advance(self, loop: int, which: np.ndarray) -> list[int]:

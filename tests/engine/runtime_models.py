@@ -61,7 +61,7 @@ class TwoLoops(RecurrentModel):
 
     def step(self, loop: int, state: Tensor, x: Tensor, context: AttentionContext) -> Tensor:
         angle = context.positions.to(state).unsqueeze(-1) * torch.tensor([1.0, 0.3, 0.1, 0.03]).to(state)
-        return self.blocks[loop](state + x, (angle.cos().unsqueeze(-2), angle.sin().unsqueeze(-2)), loop, context)
+        return self.blocks[loop](state + x, (torch.polar(torch.ones_like(angle), angle).unsqueeze(-2),), loop, context)
 
     def end(self, loop: int, state: Tensor, context: AttentionContext) -> Tensor:
         return state * 0.5
