@@ -8,6 +8,7 @@ import numpy as np
 from halting_bench.analysis.pairing import Point
 from halting_bench.analysis.pareto import mark_fronts
 from halting_bench.analysis.selection import iso_rows, mark_iso
+from halting_bench.architectures.base import RecurrentModel
 from halting_bench.details import (
     Selected,
     convergence_frame,
@@ -17,7 +18,6 @@ from halting_bench.details import (
     subset_families,
     subset_rows,
 )
-from halting_bench.architectures.base import RecurrentModel
 from halting_bench.engine.controls import fixed_exits, oracle_exits, saturation_exits
 from halting_bench.engine.points import ExitSource, TracedUnit
 from halting_bench.engine.replay import running_extremum, signed_threshold, tally_exits, tally_thresholds

@@ -111,7 +111,7 @@ class TracedUnit:
         return total
 
     def in_split(self, split: str) -> np.ndarray:
-        """bool [M]."""
+        """Which documents belong to a split, bool [M]."""
         first = np.arange(len(self.documents)) < self.calibration
         return first if split == "calibration" else ~first
 

@@ -181,9 +181,8 @@ def _sums(index: np.ndarray, weights: np.ndarray, size: int) -> np.ndarray:
 def row_tokens(rows: np.ndarray, steps: int) -> np.ndarray:
     """Fixed pseudo-random uint64 [N, R], one per (row, step): the sum over a point's exits is its fingerprint."""
     with np.errstate(over="ignore"):
-        x = (rows.astype(np.uint64)[:, None] * np.uint64(steps) + np.arange(1, steps + 1, dtype=np.uint64)) * np.uint64(
-            0x9E3779B97F4A7C15
-        )
+        number = rows.astype(np.uint64)[:, None] * np.uint64(steps) + np.arange(1, steps + 1, dtype=np.uint64)
+        x: np.ndarray = number * np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         return x ^ (x >> np.uint64(27))
 
