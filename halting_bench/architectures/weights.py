@@ -15,6 +15,9 @@ from halting_bench.errors import UserError
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DERIVED = ("freqs_cis", "rotary_emb.inv_freq")
+"""Ends of names of tables that some checkpoints hold (Huginn-0125 does) and every model here computes from its config."""
+
 WINDOW_BYTES = 32 * 2**20
 """A fresh map is opened after this many bytes: pages already copied leave the process, so nothing is in memory twice."""
 
@@ -37,7 +40,9 @@ class Checkpoint:
                     name = min(promised ^ names)
                     where = "is named by the index but absent" if name in promised else "is not named by the index"
                     raise UserError(f"{path}: tensor {name} {where}: download index and shards again")
-                for name in names:
+                for name in sorted(names):
+                    if name.endswith(DERIVED):
+                        continue
                     header = file.get_slice(name)
                     self.file_of[name] = path
                     self.shapes[name] = tuple(header.get_shape())

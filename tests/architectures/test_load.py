@@ -48,6 +48,14 @@ def test_tied_embeddings_share_memory_and_may_be_stored_once_or_twice(tmp_path):
     assert torch.equal(model.transformer["wte"].weight, tensors["transformer.wte.weight"])
 
 
+def test_rotary_tables_that_a_checkpoint_holds_are_computed_anew(tmp_path):
+    """Huginn-0125 stores freqs_cis, older exports of Llama models an inv_freq a layer."""
+    tensors = random_weights(HUGINN, "sandwich")
+    tables = {"freqs_cis": torch.zeros(1, 64, 1, 4, 2), "transformer.prelude.0.rotary_emb.inv_freq": torch.zeros(4)}
+    plain, tabled = (load_model(write(tmp_path / n, HUGINN, t)) for n, t in (("a", tensors), ("b", tensors | tables)))
+    assert torch.equal(plain(TOKENS, 2), tabled(TOKENS, 2))
+
+
 def broken(tmp_path, mend, config=OURO, shards=1):
     """A good checkpoint that `mend` then breaks; returns its folder."""
     folder = write(tmp_path / "model", config, random_weights(config), shards)
