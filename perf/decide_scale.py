@@ -80,7 +80,8 @@ def write_run(folder: Path, seed: int) -> None:
         if keep:
             documents.append(pd.DataFrame({
                 **identity, "policy": policy, "threshold": threshold, "split": "test", "document": np.arange(DOCUMENTS),
-                "n_tokens": counts, "quality_sum": quality * counts, "depth_sum": own_depth, "evidence": "replayed", "params": "{}",
+                "n_tokens": counts, "quality_sum": quality * counts, "depth_sum": own_depth,
+                "evidence": "replayed", "params": "{}",
             }))  # fmt: skip
 
     names = [f"rule-{number}" for number in range(POLICIES)]
@@ -93,14 +94,17 @@ def write_run(folder: Path, seed: int) -> None:
         for index, depth in enumerate(grid):
             add(name, float(index), float(depth), index % 29 == 14)
     frame = pd.DataFrame(points).assign(
-        subset="all", metric="bits_per_byte", higher_is_better=False, evidence="replayed", status="ok", model_hash="a", max_steps=DEPTHS,
-        flops_per_token=lambda f: 1e6 * f["mean_depth"],
+        subset="all", metric="bits_per_byte", higher_is_better=False, evidence="replayed", status="ok", model_hash="a",
+        max_steps=DEPTHS, flops_per_token=lambda f: 1e6 * f["mean_depth"],
     )  # fmt: skip
     empty = {"string": "", "bool": False, "int64": 0, "float64": np.nan}
     frame = frame.assign(**{name: empty[kind] for name, kind in POINT_COLUMNS.items() if name not in frame})
     iso = pd.DataFrame([{**identity, "policy": name, "threshold": 72.0, "status": "ok", "error": ""} for name in names])
     curves = pd.concat([
-        pd.DataFrame({**identity, "policy": name, "split": "test", "threshold": grid, "mean_depth": grid, "quality": 1 + np.exp(-grid / 3)})
+        pd.DataFrame({
+            **identity, "policy": name, "split": "test", "threshold": grid, "mean_depth": grid,
+            "quality": 1 + np.exp(-grid / 3),
+        })
         for name in names
     ])  # fmt: skip
     write_frame(folder / "points.parquet", frame[list(POINT_COLUMNS)].astype(POINT_COLUMNS))

@@ -31,8 +31,8 @@ def report_page(run: Run) -> str:
     models = ", ".join(run.points["model"].drop_duplicates())
     body = [
         f"<h1>When to stop looping: {_escape(models)}</h1>",
-        '<p class="lead">Quality against mean depth, FLOPs and latency of halting policies. Figures are of test documents; every '
-        "choice was made on calibration documents.</p>",
+        '<p class="lead">Quality against mean depth, FLOPs and latency of halting policies. Figures are of test documents; '
+        "every choice was made on calibration documents.</p>",
         _caveats(caveats(run)),
         *(_table(table) for table in first),
         _asset("charts.html"),

@@ -26,12 +26,12 @@ from halting_bench.engine.points import (
 )
 from halting_bench.engine.replay import Rule, unsigned_threshold
 from halting_bench.plan import COMPLETE
-from halting_bench.plan import COMPLETE
 from halting_bench.records import POINT_COLUMNS, SCHEMA_VERSION, Metric
 from halting_bench.store import Run, load_run, write_arrays, write_frame, write_json
 from halting_bench.tabulation import Points, point_rows, random_rows
 
 STEPS, FULL = 12, 6
+STEP = (1e3, 1.0)  # FLOPs of a step: fixed, and a token of context
 RULES = {"latent-diff": Rule("latent-diff", "below"), "kl": Rule("kl", "below", min_steps=2)}
 
 
@@ -81,17 +81,17 @@ def write_run(folder: Path, world: Simulated) -> Run:
     write_json(shard.with_name(COMPLETE), {"shards": 1})
     cost = RowCost((100.0, 0.0), (1000.0, 1.0), (500.0, 0.0))
     unit = TracedUnit([shard], list(range(world.documents)), world.documents // 2, world.metric, cost, FULL)
-    prices = np.array(ORACLE_PRICES)
+    depths, prices = np.arange(1.0, STEPS + 1), np.array(ORACLE_PRICES)
     tallied: list[tuple[Points, Tallies]] = [
-        (Points("fixed", np.arange(1.0, STEPS + 1), "control", 1, 1, "{}", False), replay_exits(unit, fixed_exits(STEPS), (1e3, 1.0))),
-        (Points("oracle-loss", prices, "control", 1, 1, '{"optimistic": true}', False), replay_exits(unit, oracle_exits(None), (1e3, 1.0))),
+        (Points("fixed", depths, "control", 1, 1, "{}", False), replay_exits(unit, fixed_exits(STEPS), STEP)),
+        (Points("oracle-loss", prices, "control", 1, 1, "{}", False), replay_exits(unit, oracle_exits(None), STEP)),
     ]  # fmt: skip
     curves = []
     for name, rule in RULES.items():
         choice = choose_thresholds(unit, rule, 8, folder / "trace")
         bounds = grid_bounds(rule, (), choice, unit.dtype)
         thresholds = unsigned_threshold(bounds, rule).astype(np.float64)
-        tallied.append((Points(name, thresholds, "grid", 1, 1, "{}", False), replay_thresholds(unit, rule, bounds, (1e3, 1.0))))
+        tallied.append((Points(name, thresholds, "grid", 1, 1, "{}", False), replay_thresholds(unit, rule, bounds, STEP)))
         curves += [pd.DataFrame({"policy": name, "split": split, **vars(curve)}) for split, curve in choice.curves.items()]
     rows = pd.concat(
         [point_rows(unit, *each) for each in tallied] + [random_rows(unit, *each) for each in tallied[2:]], ignore_index=True
@@ -99,8 +99,8 @@ def write_run(folder: Path, world: Simulated) -> Run:
     mark_iso(rows, world.metric)
     identity = {"model": "demo", "benchmark": world.benchmark, "seed": 0}
     rows = rows.assign(
-        **identity, subset="all", metric=world.metric.value, higher_is_better=world.metric.higher_is_better, evidence="replayed",
-        model_hash=world.model_hash, max_steps=STEPS, kv_mode="full", distinct=True,
+        **identity, subset="all", metric=world.metric.value, higher_is_better=world.metric.higher_is_better,
+        evidence="replayed", model_hash=world.model_hash, max_steps=STEPS, kv_mode="full", distinct=True,
     )  # fmt: skip
     rows["on_front"] = mark_fronts(rows)
     known = rows[~rows["policy"].str.startswith("random@")]

@@ -61,7 +61,8 @@ const column = [...table.querySelectorAll("th")].findIndex((h) => h.textContent 
 const cells = () => [...table.tBodies[0].rows].map((r) => r.cells[column].dataset.value);
 table.querySelectorAll("th button")[column].click(); seen.ascending = cells();
 table.querySelectorAll("th button")[column].click(); seen.descending = cells();
-seen.unlabelled = [...document.querySelectorAll("input, select, button")].filter((e) => !(e.labels && e.labels.length) && !e.textContent.trim()).length;
+seen.unlabelled = [...document.querySelectorAll("input, select, button")].filter(
+  (e) => !(e.labels && e.labels.length) && !e.textContent.trim()).length;
 seen.remote = performance.getEntriesByType("resource").length;
 seen.errors = errors;
 document.title = "done";
