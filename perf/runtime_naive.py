@@ -68,7 +68,7 @@ def decode_naively(
     context.stand(torch.arange(length))
     x = model.embed(prompts, context)
     state = model.begin(0, x, noise[:, :length])
-    for context.step in range(1, max_steps + 1):  # noqa: B020
+    for context.step in range(1, max_steps + 1):
         state = model.step(0, state, x, context)
     context.step = 0
     tokens = [model.readout(model.end(0, state, context), context)[:, -1].argmax(dim=-1)]

@@ -7,7 +7,7 @@ import numpy as np
 
 from halting_bench.architectures.base import RecurrentModel
 from halting_bench.engine.graphs import core_step
-from halting_bench.engine.kv_cache import KvMode, KvStorage
+from halting_bench.engine.kv_cache import KvMode, Workspace
 from halting_bench.engine.memory import halve, is_out_of_memory
 from halting_bench.engine.meter import Meter
 from halting_bench.engine.prefill import check_length, check_prefill, runs_as_prompt
@@ -38,7 +38,7 @@ def decode(
     thresholds: list[float] | None = None,
     mode: str = "eager",
     meter: Meter | None = None,
-    storage: KvStorage | None = None,
+    workspace: Workspace | None = None,
 ) -> list[Decoded]:
     """Continues prompts. The tokens of a sequence do not depend on its batch, on the order, or on `slots`.
 
@@ -58,7 +58,7 @@ def decode(
         thresholds: one a prompt, for different operating points of the policy in one batch.
         mode: eager, or graph (CUDA only): each core step replayed as a CUDA graph.
         meter: counts the work done, and times it when it has a clock.
-        storage: K/V memory to use again, where the same shape is decoded many times.
+        workspace: K/V memory and recorded graphs to use again, where one shape is decoded many times.
 
     Returns:
         One result a prompt, in the order of `prompts`.
@@ -86,7 +86,7 @@ def decode(
         seed=seed,
         mode=mode,
         meter=meter,
-        storage=storage,
+        workspace=workspace,
     )
     by_uid = {result.uid: result for result in done}
     return [by_uid[uid] for uid in names]
@@ -108,14 +108,14 @@ def stream(
     seed: int = 0,
     mode: str = "eager",
     meter: Meter | None = None,
-    storage: KvStorage | None = None,
+    workspace: Workspace | None = None,
 ) -> Iterator[Decoded]:
     """As `decode`, but yields each sequence when it finishes and reads requests only as slots come free.
 
     Memory does not grow with the number of requests. Interrupting it loses nothing that was yielded.
 
     Args:
-        model, policy, max_steps, slots, sampling, stop, kv_mode, prefill, seed, mode, meter, storage: as in `decode`.
+        model, policy, max_steps, slots, sampling, stop, kv_mode, prefill, seed, mode, meter, workspace: as in `decode`.
         requests: any number; none longer than max_prompt and max_new_tokens.
         max_prompt: the longest prompt.
         max_new_tokens: the most that a request asks for.
@@ -133,7 +133,7 @@ def stream(
         sampling=sampling,
         stop=frozenset(stop),
         spare=mode == "graph",
-        storage=storage,
+        workspace=workspace,
     )
     checked = (_checked(request, model, plan, policy) for request in requests)
     for progress in serve(model, policy, plan, checked, Meter() if meter is None else meter, mode):
@@ -167,7 +167,7 @@ def serve(
 
     while True:
         try:
-            for progress in SlotEngine(model, policy, plan, meter, core_step(model, mode)).run(queue()):
+            for progress in SlotEngine(model, policy, plan, meter, core_step(model, mode, plan.workspace)).run(queue()):
                 del running[progress.request.uid]
                 yield progress
             break

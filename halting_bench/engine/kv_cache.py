@@ -6,10 +6,9 @@ When a token exits at n, the planes it never reached are filled once, so that no
 Shapes: S slots (sequences), P planes, T positions, G key/value heads, E head width, r rows.
 """
 
-import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -64,38 +63,10 @@ class KvMode:
         return self.planes(max_steps) == max_steps
 
 
-class KvStorage:
-    """Memory that outlives a cache: runs that share one do not pay for fresh pages each time. Not for two runs at once."""
-
-    def __init__(self) -> None:
-        self._idle: list[Tensor] = []
-
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory of a shape, finite and otherwise of any content."""
-        size = math.prod(shape)
-        for i, block in enumerate(self._idle):
-            if len(block) == size and block.dtype == dtype and block.device == device:
-                return self._idle.pop(i).view(shape)
-        return torch.zeros(shape, dtype=dtype, device=device)
-
-    def give_back(self, blocks: Iterable[Tensor]) -> None:
-        """Keeps a finished run's memory for the next, and lets go of what no run took."""
-        self._idle = [block.view(-1) for block in blocks]
-
-
 class KvCache:
     """K/V of all layers. A layer's storage, [2, S, P, T, G, E], is allocated whole when the layer first runs."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        slots: int,
-        length: int,
-        planes: int,
-        mode: KvMode,
-        like: Tensor,
-        storage: KvStorage | None = None,
-    ):
+    def __init__(self, spec: ModelSpec, slots: int, length: int, planes: int, mode: KvMode, like: Tensor):
         """
         Args:
             spec: of the model.
@@ -104,12 +75,11 @@ class KvCache:
             planes: P of core layers; other layers have one.
             mode: decides what `freeze` does.
             like: gives dtype and device.
-            storage: where memory comes from and goes back to; None: allocated and freed.
         """
         self.slots, self.length, self.planes, self.mode = slots, length, planes, mode
         self.entry = (spec.kv_heads, spec.head_width)
         self.dtype, self.device = like.dtype, like.device
-        self._storage = KvStorage() if storage is None else storage
+        self.shape = (slots, length, planes, mode, like.dtype, like.device)
         self._held: list[Tensor] = []
         self._loops: dict[int, Tensor] = {}  # loop -> its layers in one block: a row is frozen in all of them at once
         self._layers: dict[tuple[int, int], Tensor] = {}
@@ -138,7 +108,7 @@ class KvCache:
     def _allocate(self, layers: int, stage: int) -> Tensor:
         """[layers, 2, S, P, T, G, E]."""
         shape = (layers, 2, self.slots, self.planes_of(stage), self.length, *self.entry)
-        self._held.append(self._storage.take(shape, self.dtype, self.device))
+        self._held.append(torch.zeros(shape, dtype=self.dtype, device=self.device))
         return self._held[-1]
 
     def page(self, stage: int, layer: int, slot: int, plane: int) -> tuple[Tensor, Tensor]:
@@ -175,12 +145,6 @@ class KvCache:
     def page_rows(self, stage: int, page: Tensor) -> Tensor:
         """page: int64 [R], slot * planes + plane. Returns [2 R]."""
         return torch.cat((page, page + self.slots * self.planes_of(stage)))
-
-    def close(self) -> None:
-        """Gives the memory back. Only for a cache that holds nothing non-finite."""
-        self._storage.give_back(self._held)
-        for views in (self._held, self._loops, self._layers, self._pages):
-            views.clear()
 
     def planes_of(self, stage: int) -> int:
         return self.planes if stage >= 0 else 1
@@ -238,3 +202,21 @@ class KvCache:
 
     def _index(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self.device)
+
+
+@dataclass
+class Workspace:
+    """What the runs of one model at one shape may share, one after the other: K/V memory and what was recorded over it."""
+
+    cache: KvCache | None = None
+    recorded: dict[tuple[int, int, int], Callable[..., Tensor]] = field(default_factory=dict)
+
+    def take(self, spec: ModelSpec, slots: int, length: int, planes: int, mode: KvMode, like: Tensor) -> KvCache:
+        """The last run's cache where it has this shape, else a new one."""
+        if self.cache is None or self.cache.shape != (slots, length, planes, mode, like.dtype, like.device):
+            self.recorded.clear()
+            self.cache = None  # before the next one is allocated
+            self.cache = KvCache(spec, slots, length, planes, mode, like)
+        for slot in range(slots):
+            self.cache.release(slot)
+        return self.cache

@@ -58,7 +58,6 @@ class SlotEngine:
             with torch.inference_mode():
                 finished = self._step(requests)
             yield from finished
-        self.tables.cache.close()
 
     def _serve(self, free: list[int], requests: Iterator[Request]) -> tuple[list[Progress], list[Progress]]:
         """Fills free slots from the queue. Returns sequences with a row to run, and those that ended with their prompt."""

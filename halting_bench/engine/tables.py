@@ -12,7 +12,7 @@ from torch import Tensor
 from halting_bench.architectures.base import RecurrentModel
 from halting_bench.architectures.noise import initial_noise
 from halting_bench.benchmarks.base import NOT_SCORED
-from halting_bench.engine.kv_cache import KvCache, KvMode, KvStorage
+from halting_bench.engine.kv_cache import KvMode, Workspace
 from halting_bench.engine.requests import Progress, Request
 from halting_bench.engine.sampling import Sampling
 from halting_bench.halting.policy import wide
@@ -32,7 +32,7 @@ class Plan:
     stop: frozenset[int]
     scoring: bool = False  # requests have targets
     spare: bool = False  # keep one more K/V slot, for the rows that fill up a fixed shape
-    storage: KvStorage | None = None
+    workspace: Workspace | None = None
 
     def with_slots(self, slots: int) -> "Plan":
         """The same with another number of slots."""
@@ -47,7 +47,8 @@ class Tables:
         self.model, self.plan, self.device = model, plan, like.device
         shape, spec = (plan.slots, plan.length), model.spec
         planes = plan.mode.planes(plan.max_steps)
-        self.cache = KvCache(spec, plan.slots + plan.spare, plan.length, planes, plan.mode, like, plan.storage)
+        workspace = Workspace() if plan.workspace is None else plan.workspace
+        self.cache = workspace.take(spec, plan.slots + plan.spare, plan.length, planes, plan.mode, like)
         self.text = torch.zeros(shape, dtype=torch.int64, device=self.device)
         drawn = any(loop.random_start for loop in spec.loops)
         self.noise = torch.zeros(*shape, spec.width, dtype=like.dtype, device=self.device) if drawn else None

@@ -12,7 +12,7 @@ from halting_bench.architectures.base import RecurrentModel
 from halting_bench.engine.contexts import SlotContext
 from halting_bench.engine.decode import decode, stream
 from halting_bench.engine.graphs import GraphedCore
-from halting_bench.engine.kv_cache import READOUT, KvCache, KvMode
+from halting_bench.engine.kv_cache import READOUT, KvCache, KvMode, Workspace
 from halting_bench.engine.masked_reference import MaskedReference
 from halting_bench.engine.meter import Meter
 from halting_bench.engine.requests import Decoded, Request
@@ -208,6 +208,18 @@ def test_the_cache_never_grows() -> None:
     assert len(sizes) == 1
 
 
+def test_runs_that_share_a_workspace_decode_the_same_tokens() -> None:
+    model, workspace = tiny_huginn(), Workspace()
+    policy = middling(model, "latent-diff")
+    wanted = run(model, prompts(), policy)
+    assert run(model, prompts()[::-1], policy, workspace=workspace, uids=[9, 8, 7, 6, 5, 4])
+    memory = workspace.cache
+    assert run(model, prompts(), policy, workspace=workspace) == wanted
+    assert workspace.cache is memory
+    assert run(model, prompts(), policy, workspace=workspace, slots=2) == wanted
+    assert workspace.cache is not memory
+
+
 def test_interrupting_keeps_what_is_finished() -> None:
     def queue() -> Iterator[Request]:
         yield from requests(9)
@@ -285,7 +297,7 @@ def test_fixed_shapes_decode_the_same_tokens(kv_mode: str) -> None:
     wanted = run(model, prompts(), policy, kv_mode=kv_mode, slots=5)
     plan = Plan(5, 16, STEPS, KvMode.parse(kv_mode), "adaptive", 0, Sampling(), frozenset(), spare=True)
     queue = (Request(i, np.array(p), 5, prefill=len(p) if kv_mode != "modulo-2" else 0) for i, p in enumerate(prompts()))
-    core = GraphedCore(model, replaying_eagerly)
+    core = GraphedCore(model, replaying_eagerly, Workspace())
     results = [p.decoded() for p in SlotEngine(model, policy, plan, Meter(), core).run(queue)]
     assert sorted(results, key=lambda r: r.uid) == wanted
     assert {rows for _, rows, _ in core.steps} <= {1, 2, 4, 8}
