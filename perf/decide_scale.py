@@ -9,8 +9,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from perf.figure import figure
+
 COMMAND = "python -m perf.decide_scale"
-SECONDS, MEGABYTES = 5.0, 1000.0
 POLICIES, THRESHOLDS, DEPTHS, DOCUMENTS = 17, 5, 16, 20_000
 
 _CHILD = """
@@ -133,11 +134,8 @@ def measurements() -> list[dict]:
             argv = [sys.executable, "-c", _CHILD.format(what=what), scratch]
             seconds, megabytes = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
             size = f"{what} of two runs with {DOCUMENTS:,} documents"
-            for label, value, unit, target in (("", seconds, "s", SECONDS), (", peak memory", megabytes, "MB", MEGABYTES)):
-                rows.append({
-                    "name": f"{size}{label}", "value": value, "unit": unit, "target": target, "holds": value <= target,
-                    "device": "cpu", "command": COMMAND,
-                })  # fmt: skip
+            rows.append(figure(size, seconds, "s", "<= 5", COMMAND))
+            rows.append(figure(f"{size}, peak memory", megabytes, "MB", "<= 1000", COMMAND))
     return rows
 
 

@@ -154,7 +154,7 @@ def pair(base: Run, head: Run, model: str, head_model: str, benchmark: str, evid
     if len(ids) == 0:
         raise Incomparable(f"the runs share no test document of {benchmark}: sweep both with the same --seed and --limit")
     counts = [_counts(part, ids) for part in documents]
-    if not np.array_equal(*counts):
+    if not np.array_equal(counts[0], counts[1]):
         raise Incomparable(f"the documents of {benchmark} have other tokens in each run: tokenizer or sampling changed")
     sides = [
         _side(run, name, benchmark, evidence, part, ids)

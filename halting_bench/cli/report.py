@@ -1,29 +1,29 @@
 """halting-bench report."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from halting_bench.cli.output import print_tables
-from halting_bench.errors import UserError
+
+FORMAT = "md, csv, tex, siunitx, json, html, pdf, github-benchmark or lm-eval. Default: the terminal."
 
 
 def report(
     run: Annotated[Path, typer.Argument(help="A run directory that a sweep wrote.")],
-    format: Annotated[str | None, typer.Option("--format", help="md, csv, tex or json. Default: the terminal.")] = None,
+    format: Annotated[str | None, typer.Option("--format", help=FORMAT)] = None,
     table: Annotated[str | None, typer.Option(help="Only tables whose name contains this.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write to this file, not to stdout.")] = None,
 ) -> None:
-    """Print every table of a run."""
-    from halting_bench.reporting.exports import render_all
-    from halting_bench.reporting.tables import summary_tables
-    from halting_bench.store import load_run
+    """Print the tables of a run, or turn it into one document."""
+    from halting_bench.reporting.formats import export_run, tables_named
+    from halting_bench.store import load_run, write_bytes
 
-    tables = summary_tables(load_run(run))
-    chosen = [each for each in tables if table is None or table in each.name]
-    if not chosen:
-        raise UserError(f"no table's name contains '{table}'; there are: {', '.join(each.name for each in tables)}")
     if format is None:
-        print_tables(chosen)
+        print_tables(tables_named(load_run(run), table))
+    elif out is not None:
+        write_bytes(out, export_run(load_run(run), format, table))
     else:
-        print(render_all(chosen, format), end="")
+        sys.stdout.buffer.write(export_run(load_run(run), format, table))

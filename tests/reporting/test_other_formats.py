@@ -7,7 +7,9 @@ import pytest
 from halting_bench.analysis.comparison import Difference
 from halting_bench.analysis.gate import Judgement, Verdict
 from halting_bench.analysis.rules import GateRule
+from halting_bench.errors import UserError
 from halting_bench.reporting.benchmark_json import github_benchmark, lm_eval_results
+from halting_bench.reporting.formats import export_run
 from halting_bench.reporting.github import ANNOTATIONS, annotations, job_summary, tell_github
 from halting_bench.reporting.junit import write_junit
 from halting_bench.reporting.pdf import figures_pdf
@@ -111,3 +113,14 @@ def test_github_is_only_told_when_it_is_there(tmp_path):
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_only_a_pass_is_quiet(verdict):
     assert bool(annotations([judgement(verdict)])) is (verdict is not Verdict.PASS)
+
+
+def test_a_report_knows_every_format_and_names_the_nearest(run):
+    assert export_run(run, "siunitx", "iso").startswith(rb"\begin{table}")
+    assert export_run(run, "html").startswith(b"<!doctype html>")
+    with pytest.raises(UserError, match="did you mean 'siunitx'"):
+        export_run(run, "siunitxx")
+    with pytest.raises(UserError, match="leave --table out"):
+        export_run(run, "html", "iso")
+    with pytest.raises(UserError, match="no table's name contains 'nothing'"):
+        export_run(run, "md", "nothing")
