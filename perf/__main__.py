@@ -19,9 +19,11 @@ from perf.figure import figure
 MODULES = {
     "sweep": "perf.sweep_figures",
     "replay": "perf.replay_figures",
+    "scoring": "perf.runtime_scoring",
+    "decoding": "perf.runtime_decoding",
+    "lm-eval": "perf.lm_eval_figures",
     "load": "perf.load_memory",
     "decide": "perf.decide_scale",
-    "lm-eval": "perf.lm_eval_figures",
     "gpu": "perf.gpu_figures",
 }
 """What can be measured -> the module whose `measurements()` does it."""

@@ -8,6 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from perf.figure import figure
+
 COMMAND = "python -m perf.load_memory"
 TARGET = 1.25
 
@@ -45,7 +47,7 @@ def write_checkpoint(folder: Path, *, shards: int, megabytes: int = 512) -> int:
 
 
 def resident(field: str) -> int:
-    """Bytes of this process in Linux's books: VmRSS (now) or VmHWM (the peak). Unlike getrusage, not inherited from a parent."""
+    """Bytes of this process in Linux's books: VmRSS (now) or VmHWM (the peak), which unlike getrusage no parent leaves behind."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) * 1024
 
@@ -76,11 +78,8 @@ def measurements() -> list[dict]:
             size = write_checkpoint(folder, shards=shards)
             argv = [sys.executable, "-m", "perf.load_memory", str(folder), "bfloat16"]
             ratio = float(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
-            rows.append({
-                "name": f"peak memory growth loading {size / 1e6:.0f} MB in {shards} file{'s' * (shards > 1)}",
-                "value": ratio, "unit": "x checkpoint", "target": TARGET, "holds": ratio <= TARGET,
-                "device": "cpu", "command": COMMAND,
-            })  # fmt: skip
+            name = f"peak memory growth loading {size / 1e6:.0f} MB in {shards} file{'s' * (shards > 1)}"
+            rows.append(figure(name, ratio, "x checkpoint", f"<= {TARGET}", COMMAND))
     return rows
 
 

@@ -1,7 +1,7 @@
 """What replay costs: all operating points of a benchmark against one uniform pass, and against a live pass a point.
 
 Seconds are those of the process with one thread, so that other people's work on the machine is left out. The model and the
-policies are the default sweep's, on its first benchmark; the documents are a sample.
+policies are the default sweep's, on its first benchmark, with that benchmark's default sample of documents.
 
 Run: python -m perf.replay_figures
 """
@@ -20,19 +20,16 @@ import numpy as np
 from perf.figure import figure
 
 COMMAND = "python -m perf.replay_figures"
-DOCUMENTS = 32
 LIVE_DOCUMENTS = 8
 MEMORY_DOCUMENTS = 48
 
 
-def planned(documents: int, benchmark: str | None = None) -> Any:
-    """The plan of the first job of the default sweep over so many documents."""
+def planned(documents: int | str) -> Any:
+    """The plan of the default sweep's first model over so many documents."""
     from halting_bench.catalog import SweepConfig
     from halting_bench.jobs import plan_sweep
 
-    first = SweepConfig().models[0]
-    wanted = None if benchmark is None else (benchmark,)
-    return plan_sweep(SweepConfig(models=(first,), benchmarks=wanted, limit=documents, device="cpu"))
+    return plan_sweep(SweepConfig(models=SweepConfig().models[:1], limit=documents, device="cpu"))
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -148,7 +145,7 @@ def measurements() -> list[dict]:
     import torch
 
     torch.set_num_threads(1)
-    job = planned(DOCUMENTS).jobs[0]
+    job = planned("default").jobs[0]
     unit, model = job.units[0], job.source.load()
     work = batches(job, unit)
     uniform = float(np.median([sum(seconds(lambda b=b: one_pass(model, b, unit)) for b in work) for _ in range(3)]))  # type: ignore[misc]

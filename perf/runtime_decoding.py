@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from runtime_naive import decode_naively
-from runtime_setup import STEPS, interleaved, measurement, realised_fraction, runtime_model
 
 from halting_bench.architectures.noise import initial_noise
 from halting_bench.engine.decode import decode, stream
@@ -17,8 +15,10 @@ from halting_bench.engine.requests import Request
 from halting_bench.engine.scripted import ScriptedExits
 from halting_bench.halting.policies import FixedDepth, ThresholdPolicy
 from halting_bench.halting.policy import HaltingPolicy
+from perf.runtime_naive import decode_naively
+from perf.runtime_setup import STEPS, interleaved, measurement, realised_fraction, runtime_model
 
-COMMAND = "python perf/runtime_decoding.py"
+COMMAND = "python -m perf.runtime_decoding"
 PROMPT = 32
 HALF = ScriptedExits(1, STEPS - 1)
 """Exits drawn evenly over 1..R - 1: a mean depth of half of R."""
@@ -145,7 +145,10 @@ def long_queue(count: int = 10_000, new_tokens: int = 16) -> list[dict]:
     ]
 
 
+def measurements() -> list[dict]:
+    return [row for measure in (one_row, long_queue, decoding, against_a_naive_loop) for row in measure()]
+
+
 if __name__ == "__main__":
-    for measure in (one_row, long_queue, decoding, against_a_naive_loop):
-        for row in measure():
-            print(row, flush=True)
+    for row in measurements():
+        print(row)

@@ -1,18 +1,18 @@
 """Scoring: of the ideal saving, how much do packed rounds turn into seconds?"""
 
 import numpy as np
-from runtime_setup import STEPS, interleaved, measurement, realised_fraction, runtime_model
 
 from halting_bench.benchmarks.base import Sequence
 from halting_bench.engine.score import execute
 from halting_bench.engine.scripted import ScriptedExits
 from halting_bench.halting.policies import FixedDepth
 from halting_bench.halting.policy import HaltingPolicy
+from perf.runtime_setup import STEPS, interleaved, measurement, realised_fraction, runtime_model
 
-COMMAND = "python perf/runtime_scoring.py"
+COMMAND = "python -m perf.runtime_scoring"
 
 
-def scoring(repeats: int = 5) -> list[dict]:
+def measurements(repeats: int = 5) -> list[dict]:
     """16 sequences of 256 tokens, exits drawn evenly over 1..R, a latent signal computed at every step."""
     model, generator = runtime_model(), np.random.default_rng(0)
     texts = [Sequence(i, i, generator.integers(0, 256, 256), generator.integers(0, 256, 256)) for i in range(16)]
@@ -41,5 +41,5 @@ def scoring(repeats: int = 5) -> list[dict]:
 
 
 if __name__ == "__main__":
-    for row in scoring():
+    for row in measurements():
         print(row)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from halting_bench.architectures.huginn import Huginn
+from perf.figure import figure
 
 STEPS = 16
 
@@ -49,13 +50,4 @@ def realised_fraction(seconds: dict[str, float]) -> float:
 
 def measurement(name: str, value: float, unit: str, target: float | None, *, at_least: bool = True, command: str) -> dict:
     """One row for `make perf`. target: None where a number is only shown."""
-    holds = None if target is None else bool(value >= target if at_least else value <= target)
-    return {
-        "name": name,
-        "value": float(value),
-        "unit": unit,
-        "target": target,
-        "holds": holds,
-        "device": "cpu, 1 thread",
-        "command": command,
-    }
+    return figure(name, float(value), unit, None if target is None else f"{'>=' if at_least else '<='} {target:g}", command)

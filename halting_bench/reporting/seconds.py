@@ -18,7 +18,7 @@ def race_table(frame: "pd.DataFrame", other: str | None) -> Table:
         Column("phase", "phase"),
         Column("mode", "mode"),
         Column("batch_rows", "batch rows", Kind.COUNT),
-        Column("ratio", "other / this" if other else "A / A", Kind.RATIO, interval=True),
+        Column("ratio", "other/this" if other else "A/A", Kind.RATIO, interval=True),
         Column("latency_ms_per_token", "latency", Kind.MILLISECONDS, "ms/token"),
         Column("noise", "noise", Kind.PERCENT, "%"),
     ]
