@@ -20,7 +20,7 @@ def sweep_command(manifest: dict, out: Path, *extra: str) -> str:
     asked, default = manifest["config"], show(SweepConfig())
     words = ["halting-bench", "sweep"]
     for key, value in asked.items():
-        if key in ("keep_trace", "plots") or key not in default or value == default[key]:
+        if key in ("keep_trace", "plots", "like", "rules") or key not in default or value == default[key]:
             continue
         if key in _FLAGS and value is not None:
             words += [word for each in value for word in (_FLAGS[key], str(each))]

@@ -28,7 +28,8 @@ def gate(folder, head, *more):
 
 
 def test_gate_ends_with_0_where_nothing_got_worse_and_with_1_where_something_did(folder, tmp_path):
-    good, bad = gate(folder, "base", "--format", "md"), gate(folder, "weak", "--format", "md", "--junit", str(tmp_path / "j.xml"))
+    good = gate(folder, "base", "--format", "md")
+    bad = gate(folder, "weak", "--format", "md", "--junit", str(tmp_path / "j.xml"))
     assert (good.exit_code, bad.exit_code) == (0, 1)
     assert "1 PASS" in good.stdout and "1 FAIL" in bad.stdout
     assert "<failure" in (tmp_path / "j.xml").read_text()
@@ -36,9 +37,17 @@ def test_gate_ends_with_0_where_nothing_got_worse_and_with_1_where_something_did
 
 def test_gate_makes_a_baseline_only_when_told_to(folder, tmp_path):
     new = tmp_path / "new"
-    arguments = ["gate", str(folder / "weak"), "--baseline", str(new), "--rules", str(folder / "gate.yaml"), "--update-baseline"]
+    arguments = ["gate", str(folder / "weak"), "--baseline", str(new), "--update-baseline"]
     assert runner.invoke(app, arguments).exit_code == 0
     assert (new / "points.parquet").exists()
+
+
+def test_gate_without_a_point_prints_the_sweep_that_has_it(folder, tmp_path):
+    (tmp_path / "gate.yaml").write_text(RULES.replace("latent-diff", "kl, threshold: 0.125"))
+    arguments = ["gate", str(folder / "weak"), "--baseline", str(folder / "base"), "--rules", str(tmp_path / "gate.yaml")]
+    done = runner.invoke(app, arguments)
+    assert done.exit_code == 5
+    assert f"--like {folder / 'base'}" in done.stderr
 
 
 def test_a_half_written_run_is_one_line(folder, tmp_path):
