@@ -4,7 +4,23 @@ import sys
 
 import typer
 
-from halting_bench.cli import calibrate, compare, doctor, env, gate, inspect, latency, recommend, report, sweep, train
+from halting_bench.cli import (
+    calibrate,
+    compare,
+    diagnose,
+    doctor,
+    env,
+    eval,
+    gate,
+    inspect,
+    latency,
+    recommend,
+    report,
+    sweep,
+    tasks,
+    train,
+    train_router,
+)
 from halting_bench.errors import UserError
 
 app = typer.Typer(
@@ -23,7 +39,11 @@ app.command()(recommend.recommend)
 app.command()(compare.compare)
 app.command()(gate.gate)
 app.command()(doctor.doctor)
+app.command()(diagnose.diagnose)
+app.command(name="eval")(eval.evaluate)
+app.add_typer(tasks.tasks, name="tasks")
 app.command()(train.train)
+app.command(name="train-router")(train_router.train_router)
 app.add_typer(inspect.listing, name="list")
 app.command()(inspect.show)
 app.command()(inspect.validate)
