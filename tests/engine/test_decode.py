@@ -17,6 +17,7 @@ from halting_bench.engine.masked_reference import MaskedReference
 from halting_bench.engine.meter import Meter
 from halting_bench.engine.requests import Decoded, Request
 from halting_bench.engine.sampling import Sampling
+from halting_bench.engine.scripted import ScriptedExits
 from halting_bench.engine.slots import SlotEngine
 from halting_bench.engine.tables import Plan
 from halting_bench.errors import UserError
@@ -172,6 +173,13 @@ def test_a_prompt_that_breaks_loses_only_its_broken_token() -> None:
     assert (at_the_end.tokens, at_the_end.stopped) == ([], "nonfinite")
     [shared] = run(model, [[1, 5, 2]], policy, prefill="shared")
     assert (shared.tokens, shared.stopped) == ([], "nonfinite")
+
+
+def test_a_shared_prompt_stops_when_all_of_its_positions_say_so() -> None:
+    model, scripted = tiny_huginn(), ScriptedExits(1, STEPS)  # a rule that knows nothing of prompts
+    own = run(model, prompts(), scripted)
+    for result, shared in zip(own, run(model, prompts(), scripted, prefill="shared"), strict=True):
+        assert set(shared.prompt_steps) == {max(result.prompt_steps)}
 
 
 def requests(count: int, length: int = 3) -> Iterator[Request]:

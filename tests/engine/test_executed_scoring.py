@@ -142,6 +142,18 @@ def test_batches_order_and_padding_change_no_row(signal: str) -> None:
 
 
 @pytest.mark.parametrize("signal", ["latent-diff", "kl"])
+def test_in_float32_batches_change_no_decision_that_is_not_at_the_threshold(signal: str) -> None:
+    model = tiny_huginn(dtype=torch.float32)
+    scores = np.unique(trace(model, texts(6), TracePlan((signal,), STEPS, seed=0))[f"score/{signal}"])
+    scores = scores[np.isfinite(scores)][len(scores) // 4 : len(scores) // 2]
+    widest = int(np.argmax(scores[1:] / scores[:-1]))  # the middle of a gap: no score comes within 1e-5 of it
+    policy = ThresholdPolicy(signal, float(np.sqrt(scores[widest] * scores[widest + 1])))
+    together, alone = (execute(model, texts(6), policy, max_steps=STEPS, batch_rows=rows) for rows in (4096, 1))
+    np.testing.assert_array_equal(together.exit_step, alone.exit_step)
+    np.testing.assert_allclose(together.loss, alone.loss, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("signal", ["latent-diff", "kl"])
 @pytest.mark.parametrize("prefill", ["adaptive", "shared"])
 def test_the_record_counts_what_a_counting_model_saw(signal: str, prefill: str) -> None:
     model = tiny_huginn()
