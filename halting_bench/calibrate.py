@@ -102,7 +102,7 @@ def calibrate(
     ok = run.points[run.points["status"] == "ok"]
     rows: list[dict[str, Any]] = []
     for (model, benchmark, seed), points in ok.groupby(["model", "benchmark", "seed"], sort=False):
-        metric = Metric(points["metric"].iloc[0])
+        metric = _metric(str(points["metric"].iloc[0]), str(benchmark))
         promise = Promise(max_loss, confidence, BOUND[metric] if bound is None else bound)
         present = [name for name in ("fixed", *recipes) if name in set(points["policy"]) and name in (policies or (name,))]
         own = promise.shared(len(present)) if best_of_all else promise
@@ -122,6 +122,13 @@ def calibrate(
                 if row
             ]
     return pd.DataFrame(rows)
+
+
+def _metric(name: str, benchmark: str) -> Metric:
+    if name not in {metric.value for metric in Metric}:
+        known = " or ".join(metric.value for metric in Metric)
+        raise UserError(f"{benchmark} is scored by {name}: only benchmarks scored token by token ({known}) can be calibrated")
+    return Metric(name)
 
 
 def traced_unit(run: Run, model: str, benchmark: str, seed: int, metric: Metric) -> TracedUnit:

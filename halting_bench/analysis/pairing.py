@@ -192,8 +192,10 @@ def first_seed(frame: "pd.DataFrame", model: str, benchmark: str) -> "pd.DataFra
 def _documents(run: Run, model: str, benchmark: str, evidence: str) -> "pd.DataFrame":
     frame = first_seed(run.per_document, model, benchmark)
     if not frame.empty:
-        frame = frame[(frame["evidence"] == evidence) & (frame["split"] == "test") & (frame["n_tokens"] > 0)]
-    if frame.empty:
+        frame = frame[(frame["split"] == "test") & (frame["n_tokens"] > 0)]
+        # A uniform depth is the same whether replayed or executed: nobody exits before anybody else.
+        frame = frame[(frame["evidence"] == evidence) | (frame["policy"] == "fixed")]
+    if frame.empty or not (frame["evidence"] == evidence).any():
         raise Incomplete(f"{run.path} has no {evidence} figures by document of {model} on {benchmark}")
     return frame
 
@@ -216,7 +218,8 @@ def _side(run: Run, model: str, benchmark: str, evidence: str, frame: "pd.DataFr
         sums[code[shared], column[shared]] = frame[name].to_numpy(np.float64)[shared]
         arrays.append(sums)
     points = first_seed(run.points, model, benchmark)
-    points = points[(points["split"] == "test") & (points["subset"] == "all") & (points["evidence"] == evidence)]
+    points = points[(points["split"] == "test") & (points["subset"] == "all")]
+    points = points[(points["evidence"] == evidence) | (points["policy"] == "fixed")]
     iso = first_seed(run.iso, model, benchmark)
     reached = iso[iso["status"] == "ok"]
     curves = first_seed(run.curves, model, benchmark)

@@ -6,7 +6,6 @@ import math
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from halting_bench.records import Metric
 from halting_bench.reporting.caveats import caveats
 from halting_bench.reporting.frames import is_control, of_pair, pairs, ranked, select, usual_setting
 from halting_bench.reporting.style import COLOURS, MARKERS, ORACLE
@@ -152,11 +151,10 @@ def _pair(run: Run, model: str, benchmark: str) -> dict[str, Any]:
     policies = sorted(shown["policy"].unique(), key=lambda name: (name != "fixed", is_control(name), name))
     iso = of_pair(run.iso, model, benchmark)
     iso = iso[(iso["seed"] == seed) & (iso["status"] == "ok")]
-    metric = Metric(points["metric"].iloc[0])
     best = ranked(run, model, benchmark)[:_SHOWN]
     return {
         "name": f"{model} on {benchmark}",
-        "label": metric_label(metric.value, metric.higher_is_better),
+        "label": metric_label(str(points["metric"].iloc[0]), bool(points["higher_is_better"].iloc[0])),
         "policies": policies,
         "shown": [name for name in policies if name in ("fixed", "oracle-loss", *best)],
         "looks": _looks(policies, best),
