@@ -61,13 +61,14 @@ def decoding(repeats: int = 3, rows: int = 64, new_tokens: int = 128) -> list[di
             "full": lambda: work.ours(FixedDepth(STEPS)),
             "mean": lambda: work.ours(FixedDepth(STEPS // 2)),
             "policy": lambda: work.ours(HALF),
+            "lock step": lambda: work.ours(FixedDepth(STEPS - 1)),  # of 64 such exits the deepest is 14.98 on average
         },
         repeats,
     )
     return [
         measurement("decoding_realised_fraction", realised_fraction(seconds), "ratio", 0.85, command=COMMAND),
         measurement("decoding_seconds", seconds["policy"], "s", None, command=COMMAND),
-        measurement("decoding_lock_step_seconds", seconds["full"], "s", None, command=COMMAND),  # it pays the deepest row
+        measurement("decoding_lock_step_seconds", seconds["lock step"], "s", None, command=COMMAND),
     ]
 
 
