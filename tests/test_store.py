@@ -4,6 +4,8 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -96,11 +98,11 @@ def test_a_run_has_one_writer_and_the_next_one_after_it(tmp_path: Path):
 
 
 def test_the_lock_goes_with_its_process(tmp_path: Path):
-    pid = os.fork()
-    if pid == 0:
-        open_run(tmp_path).__enter__()
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
+    program = "import os, signal, sys; from pathlib import Path; from halting_bench.store import open_run\n"
+    program += "held = open_run(Path(sys.argv[1])); held.__enter__(); os.kill(os.getpid(), signal.SIGKILL)"
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / ".lock").read_text().startswith("process ")
     with open_run(tmp_path):
         pass
 
