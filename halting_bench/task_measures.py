@@ -13,6 +13,7 @@ import numpy as np
 
 from halting_bench.analysis.statistics import mean_interval
 from halting_bench.benchmarks.lm_eval_bridge import Suite
+from halting_bench.benchmarks.lm_eval_results import metrics_of
 from halting_bench.errors import UserError
 
 JACKKNIFE_GROUPS = 20
@@ -48,7 +49,7 @@ def measures(suite: Suite, results: dict[str, Any]) -> list[Measure]:
     Raises:
         UserError: several tasks have no mean metric in common.
     """
-    keys = {task: _keys(results, task) for task in suite.tasks}
+    keys = {task: list(metrics_of(results, task)) for task in suite.tasks}
     tasks = tuple(suite.tasks)
     shared = keys[tasks[0]]
     if len(tasks) > 1:
@@ -66,12 +67,6 @@ def measures(suite: Suite, results: dict[str, Any]) -> list[Measure]:
 def read_measures(path: Path) -> list[Measure]:
     """Measures that a unit has written down."""
     return [Measure(**{**given, "tasks": tuple(given["tasks"])}) for given in json.loads(path.read_text(encoding="utf-8"))]
-
-
-def _keys(results: dict[str, Any], task: str) -> list[str]:
-    """`metric,filter` of a task, in its own order."""
-    values = results["results"][task]
-    return [key for key in values if "," in key and "_stderr," not in key]
 
 
 def _name(key: str) -> str:

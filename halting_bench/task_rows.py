@@ -11,7 +11,8 @@ import numpy as np
 
 from halting_bench.analysis.statistics import paired_difference
 from halting_bench.benchmarks.lm_eval_benchmark import numbered
-from halting_bench.benchmarks.lm_eval_bridge import Suite, first_broken
+from halting_bench.benchmarks.lm_eval_bridge import Suite
+from halting_bench.benchmarks.lm_eval_results import first_broken
 from halting_bench.details import histogram_frame
 from halting_bench.engine.controls import uniform_at
 from halting_bench.errors import UserError

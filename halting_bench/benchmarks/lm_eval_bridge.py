@@ -22,6 +22,7 @@ import numpy as np
 from halting_bench.benchmarks.asks import Answer, Ask, Generation
 from halting_bench.benchmarks.lm_eval_asks import document_numbers, to_ask
 from halting_bench.benchmarks.lm_eval_errors import one_line, unknown_task
+from halting_bench.benchmarks.lm_eval_results import first_broken, metrics_of
 from halting_bench.errors import UserError
 
 if TYPE_CHECKING:
@@ -257,65 +258,6 @@ class Suite:
     def higher_is_better(self, task: str, metric: str) -> bool:
         """The direction of a metric; higher when the task does not say."""
         return bool(self.tasks[task].higher_is_better().get(metric, True))
-
-
-def metrics_of(results: dict[str, Any], name: str) -> dict[str, float]:
-    """`metric,filter` -> value, of a task or group of lm-eval's results."""
-    found = results["results"].get(name, {})
-    return {key: value for key, value in found.items() if "," in key and "_stderr," not in key and not isinstance(value, str)}
-
-
-def jsonable(value: Any) -> Any:
-    """Plain JSON types only, other objects as lm-eval writes them; a number that is none becomes null."""
-    from lm_eval.utils import handle_non_serializable
-
-    if isinstance(value, dict):
-        return {str(key): jsonable(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [jsonable(inner) for inner in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (str, int)) else jsonable(handle_non_serializable(value))
-
-
-def logged_sample(sample: dict[str, Any]) -> dict[str, Any]:
-    """One document's samples record in the form of lm-eval's files, which its own tools and `datasets` read."""
-    from lm_eval.utils import sanitize_list
-
-    arguments = {
-        f"gen_args_{i}": {f"arg_{j}": part for j, part in enumerate(args)} for i, args in enumerate(sample["arguments"])
-    }
-    texts = {name: sanitize_list(sample[name]) for name in ("resps", "filtered_resps")}
-    written: dict[str, Any] = jsonable(sample | texts | {"arguments": arguments, "target": str(sample["target"])})
-    return written
-
-
-def task_hashes(samples: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
-    """lm-eval's identity of what each task asked."""
-    from lm_eval.utils import hash_string
-
-    return {
-        task: hash_string("".join(s["doc_hash"] + s["prompt_hash"] + s["target_hash"] for s in records))
-        for task, records in samples.items()
-    }
-
-
-def first_broken(answers: dict[int, list[Answer]]) -> int | None:
-    """The index of a question whose log-likelihood is not a number, or None. lm-eval's argmax would not notice."""
-    for number, found in answers.items():
-        for value in found:
-            loss = value[0] if isinstance(value, tuple) else value
-            if isinstance(loss, float) and math.isnan(loss):
-                return number
-    return None
-
-
-def check_finite(results: dict[str, Any]) -> None:
-    """Raises UserError for a metric that is not a number: a result that says nothing must not pass for one."""
-    for name in results["results"]:
-        for key, value in metrics_of(results, name).items():
-            if math.isnan(value):
-                raise UserError(f"task '{name}': {key} is not a number: the model's states broke, or no document counts for it")
 
 
 def _load(manager: "TaskManager", names: list[str]) -> Any:
