@@ -54,7 +54,7 @@ class Side:
     quality: np.ndarray
     depth: np.ndarray
     points: "pd.DataFrame"  # its test rows, subset all
-    curves: "pd.DataFrame"  # its exact test curves
+    curves: "pd.DataFrame"  # its exact test curves; none of executed points
     iso: dict[str, float]  # policy -> threshold of least depth at equal quality; absent where it reached none
 
     def row(self, point: Point) -> int:
@@ -222,7 +222,7 @@ def _side(run: Run, model: str, benchmark: str, evidence: str, frame: "pd.DataFr
     points = points[(points["evidence"] == evidence) | (points["policy"] == "fixed")]
     iso = first_seed(run.iso, model, benchmark)
     reached = iso[iso["status"] == "ok"]
-    curves = first_seed(run.curves, model, benchmark)
+    curves = first_seed(run.curves, model, benchmark).iloc[: None if evidence == "replayed" else 0]  # curves are replayed
     return Side(
         selected=selected,
         quality=arrays[0],

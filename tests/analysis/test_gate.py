@@ -203,6 +203,17 @@ def test_seconds_of_another_machine_are_incomparable(base):
     assert gate(head, before, slow_rule)[0].verdict is Verdict.INCOMPARABLE
 
 
+def test_executed_points_are_judged_against_the_same_uniform_depths(base):
+    documents = base.per_document.astype({"evidence": str})
+    acted = documents[(documents["policy"] == "latent-diff") & (documents["split"] == "test")].assign(evidence="executed")
+    known = base.points[(base.points["policy"] == "latent-diff") & (base.points["split"] == "test")]
+    points = known.assign(evidence="executed")
+    run = replace(base, per_document=pd.concat([documents, acted]), points=pd.concat([base.points, points]))
+    judged = gate(run, run, rules("quality", "mean_depth", "flops", "hypervolume", evidence="executed"))
+    assert [each.verdict for each in judged] == [Verdict.PASS] * 4
+    assert gate(base, base, rules("quality", evidence="executed"))[0].verdict is Verdict.INCOMPLETE
+
+
 def test_the_sign_test_is_exact_and_equal_differences_are_no_evidence():
     assert sign_test(np.zeros(5)) == 1.0
     assert sign_test(np.array([1, 1, 1, 1, 1, 0])) == pytest.approx(2 / 32)
