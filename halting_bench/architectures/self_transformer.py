@@ -56,7 +56,7 @@ class SelfTransformer(RecurrentModel):
         """
         Args:
             config: the parsed config.json. `damping` is a, in (0, 1]. With `token_base` b, token t stands for the pair
-                (t // b, t % b), and its embedding is the sum of one for each part.
+                (t // b, t % b) of the same b things: its embedding is that of the first plus a projection of the second's.
 
         Raises:
             UserError: a key is missing or out of range.
@@ -87,7 +87,9 @@ class SelfTransformer(RecurrentModel):
         tied = bool(config.get("tie_embeddings", True))
         if self.token_base is not None and tied:
             raise UserError("config.json: token_base leaves no single embedding to tie: set tie_embeddings to false")
-        rows = self.spec.vocab_size if self.token_base is None else -(-self.spec.vocab_size // self.token_base)
+        rows = self.token_base or self.spec.vocab_size
+        if self.token_base is not None and self.spec.vocab_size > rows**2:
+            raise UserError(f"config.json: {rows} things make {rows**2} pairs, but vocab_size is {self.spec.vocab_size}")
         embedding = nn.Embedding(rows, width)
         self.encoder = nn.ModuleDict(
             {
@@ -100,7 +102,7 @@ class SelfTransformer(RecurrentModel):
         if tied:
             self.lm_head.weight = embedding.weight
         if self.token_base is not None:
-            self.encoder["wte_second"] = nn.Embedding(self.token_base, width)
+            self.encoder["second"] = nn.Linear(width, width, bias=False)
         self.embed_scale = width**0.5
         self.angles = Rotary(self.spec.head_width, real(config, "rope_theta"), None)
 
@@ -110,8 +112,8 @@ class SelfTransformer(RecurrentModel):
     def embed(self, tokens: Tensor, context: AttentionContext) -> Tensor:
         if self.token_base is None:
             return self.encoder["wte"](tokens) * self.embed_scale
-        both = self.encoder["wte"](tokens // self.token_base) + self.encoder["wte_second"](tokens % self.token_base)
-        return both * self.embed_scale
+        first, second = (self.encoder["wte"](part) for part in (tokens // self.token_base, tokens % self.token_base))
+        return (first + self.encoder["second"](second)) * self.embed_scale
 
     def begin(self, loop: int, x: Tensor, noise: Tensor | None) -> Tensor:
         return x
@@ -130,6 +132,7 @@ class SelfTransformer(RecurrentModel):
         """V of the layer's input is counted at every step, where it is computed."""
         width, loops = self.spec.width, len(self.spec.loops)
         mlp = 6 * width * self.hidden
-        costs = {"embed": Flops(mlp * (loops - 1))}
+        pairs = 0 if self.token_base is None else 2 * width * width
+        costs = {"embed": Flops(mlp * (loops - 1) + pairs)}
         costs |= {f"step/{i}": Flops(8 * width * width, 4 * width) for i in range(loops)}
         return costs | {"readout": Flops(mlp + 2 * width * self.spec.vocab_size)}

@@ -107,8 +107,9 @@ def test_an_encoder_reads_both_directions_and_not_its_batch_nor_its_padding() ->
     torch.testing.assert_close(padded[2, :4], model(TOKENS[2:3, :4], 3)[0], rtol=0, atol=1e-12)
 
 
-def test_the_stated_cost_is_what_a_counter_sees() -> None:
-    model = tiny()
+@pytest.mark.parametrize("changes", [{}, {"token_base": 5, "tie_embeddings": False}])
+def test_the_stated_cost_is_what_a_counter_sees(changes: dict) -> None:
+    model = tiny(**changes)
     counted = count_stages(model, 6)
     assert {stage: flops.at(6) for stage, flops in model.costs().items()} == pytest.approx(counted)
 
@@ -125,9 +126,9 @@ def test_a_saved_model_loads_from_its_folder(tmp_path) -> None:
 def test_a_token_may_stand_for_a_pair() -> None:
     model = tiny(token_base=5, tie_embeddings=False)
     context = DenseContext(TOKENS.shape[1], causal=False)
-    first, second = model.encoder["wte"].weight, model.encoder["wte_second"].weight
-    assert first.shape == second.shape == (5, 16)
-    expected = 4.0 * (first[TOKENS // 5] + second[TOKENS % 5])
+    table = model.encoder["wte"].weight
+    assert table.shape == (5, 16)
+    expected = 4.0 * (table[TOKENS // 5] + table[TOKENS % 5] @ model.encoder["second"].weight.T)
     torch.testing.assert_close(model.embed(TOKENS, context), expected, rtol=0, atol=1e-12)
     assert model(TOKENS, 2).shape == (3, 9, 24)
 
@@ -136,6 +137,7 @@ def test_a_token_may_stand_for_a_pair() -> None:
     ("changes", "said"),
     [
         ({"token_base": 5}, "set tie_embeddings to false"),
+        ({"token_base": 4, "tie_embeddings": False}, "4 things make 16 pairs, but vocab_size is 24"),
         ({"damping": 1.5}, "damping is 1.5"),
         ({"damping": 0}, "damping is 0"),
         ({"num_attention_heads": 3}, "3 heads do not share a width of 16 evenly"),
