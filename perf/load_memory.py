@@ -47,7 +47,7 @@ def write_checkpoint(folder: Path, *, shards: int, megabytes: int = 512) -> int:
 
 
 def resident(field: str) -> int:
-    """Bytes of this process in Linux's books: VmRSS (now) or VmHWM (the peak), which unlike getrusage no parent leaves behind."""
+    """Bytes of this process in Linux's books: VmRSS (now) or VmHWM (the peak); getrusage's is inherited from a parent."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) * 1024
 
