@@ -1,10 +1,12 @@
 """One operating point run the lm-eval way, and the files it writes."""
 
 import json
+import os
 from datetime import datetime
 from pathlib import Path
 
 import pytest
+import yaml
 
 from halting_bench.architectures.toy import write_toy
 from halting_bench.errors import UserError
@@ -68,3 +70,31 @@ def test_a_point_that_cannot_be_is_refused(place: Path) -> None:
         evaluate(request(place, "gate-cdf", 0.5))
     with pytest.raises(UserError, match="max_length 9999 must lie in"):
         evaluate(request(place, "fixed", 2, max_length=9999))
+
+
+REAL = os.environ.get("HALTING_BENCH_DATA", "")
+COLUMNS = {
+    "arc_easy": {"output_type": "multiple_choice", "doc_to_text": "query", "doc_to_choice": "choices", "doc_to_target": "gold"},
+    "lambada_openai": {"output_type": "loglikelihood", "doc_to_text": "context", "doc_to_target": " {{continuation}}"},
+    "gsm8k_test": {
+        "output_type": "generate_until",
+        "doc_to_text": "{{question}}\nAnswer:",
+        "doc_to_target": "{{answer.split('#### ')[1]}}",
+        "generation_kwargs": {"until": ["Question:"], "max_gen_toks": 4},
+    },
+}
+METRICS = {"generate_until": "exact_match"}
+
+
+@pytest.mark.skipif(not REAL, reason="HALTING_BENCH_DATA does not point to a folder of benchmark data")
+def test_real_benchmarks_run_from_local_files(place: Path, tmp_path: Path) -> None:
+    for name, columns in COLUMNS.items():
+        task = {"task": name, "dataset_path": "json", "test_split": "test", **columns}
+        task["dataset_kwargs"] = {"data_files": {"test": str(Path(REAL) / f"{name}.jsonl")}}
+        metric = METRICS.get(str(columns["output_type"]), "acc")
+        task["metric_list"] = [{"metric": metric, "aggregation": "mean", "higher_is_better": True}]
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(task), encoding="utf-8")
+    results = evaluate(request(place, "latent-diff", 0.3, tuple(COLUMNS), include_path=tmp_path, max_length=128))
+    assert results["n-samples"]["gsm8k_test"] == {"original": 1319, "effective": 2}
+    assert results["halting_bench"]["tasks"]["gsm8k_test"]["generate_until"]["tokens"] == 8
+    assert results["halting_bench"]["tasks"]["lambada_openai"]["loglikelihood"]["truncated_questions"] == 2
