@@ -178,5 +178,3 @@ def serve(
         waiting.extendleft(reversed(running.values()))
         running.clear()
     meter.stop()
-
-

@@ -74,9 +74,7 @@ class GraphedCore:
 class _FixedStep:
     """One bucket's buffers and its recorded step."""
 
-    def __init__(
-        self, model: RecurrentModel, loop: int, rows: int, top: int, like: Tensor, cache: KvCache, capture: Capture
-    ):
+    def __init__(self, model: RecurrentModel, loop: int, rows: int, top: int, like: Tensor, cache: KvCache, capture: Capture):
         self.state, self.x = (torch.zeros(rows, like.shape[1], dtype=like.dtype, device=like.device) for _ in range(2))
         self.positions = torch.zeros(rows, dtype=torch.int64, device=like.device)
         self.slots = torch.full_like(self.positions, cache.slots - 1)

@@ -136,9 +136,7 @@ class MaskedReference:
         outcome = Outcome.HALTED if halted_early else Outcome.EXHAUSTED
         return [Row(depths, outcome, fired, logits[i]) for i in range(len(tokens))]
 
-    def _loop(
-        self, loop: int, x: Tensor, policy: HaltingPolicy, context: _Masked, shared: bool
-    ) -> tuple[Tensor, int, bool]:
+    def _loop(self, loop: int, x: Tensor, policy: HaltingPolicy, context: _Masked, shared: bool) -> tuple[Tensor, int, bool]:
         """Exit states [r, D], their step, and whether the rule fired there."""
         noise = None
         if any(spec.random_start for spec in self.model.spec.loops):
