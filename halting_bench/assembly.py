@@ -169,9 +169,24 @@ def _selected(unit: Unit, traced: TracedUnit, chooser: TracedUnit | None, rows: 
                 yield _by_threshold(plan, thresholds, traced, documents, step)
 
 
+def _once_a_shard(compute: ExitSource) -> ExitSource:
+    """The same answers; several questions about one shard, as for its levels and classes, compute them once."""
+    held: dict[int, np.ndarray] = {}
+
+    def answer(number: int, shard: Any) -> np.ndarray:
+        if number not in held:
+            held.clear()
+            held[number] = compute(number, shard)
+        return held[number]
+
+    return answer
+
+
 def _by_exits(source: ExitSource, which: np.ndarray, documents: int) -> Any:
+    exits = _once_a_shard(lambda number, shard: source(number, shard)[which])
+
     def tally(number: int, shard: Any, rows: Any, mask: np.ndarray) -> Any:
-        return tally_exits(source(number, shard)[which][:, mask], rows.take(mask), documents)
+        return tally_exits(exits(number, shard)[:, mask], rows.take(mask), documents)
 
     return tally
 
@@ -185,9 +200,10 @@ def _by_threshold(
     bounds = signed_threshold(thresholds, rule, traced.dtype)
     order = np.argsort(bounds)
 
+    extremum = _once_a_shard(lambda _, shard: running_extremum(shard[f"score/{rule.signal}"], rule))
+
     def tally(number: int, shard: Any, rows: Any, mask: np.ndarray) -> Any:
-        extremum = running_extremum(shard[f"score/{rule.signal}"][mask], rule)
-        return tally_thresholds(extremum, bounds[order], rows.take(mask), documents)
+        return tally_thresholds(extremum(number, shard)[mask], bounds[order], rows.take(mask), documents)
 
     return Selected(plan.recipe.name, thresholds[order], tally, step)
 
