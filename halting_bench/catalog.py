@@ -282,7 +282,7 @@ class LatencyConfig(Strict):
     blocks: int = Field(default=3, ge=1)
     warm_ups: int = Field(default=1, ge=1)
     noise_target: float = Field(default=0.05, gt=0)
-    time_budget_s: float = Field(default=60.0, ge=0)  # of the whole sweep, shared out evenly
+    time_budget_s: float = Field(default=40.0, ge=0)  # of the whole sweep, shared out evenly
 
     def protocol(self, jobs: int) -> "Protocol":
         """The timing protocol of one of `jobs` equal shares."""

@@ -52,14 +52,18 @@ class ChosenPoint:
 
 
 def choose_points(rows: "pd.DataFrame", plans: tuple[PolicyPlan, ...]) -> list[ChosenPoint]:
-    """Up to three points: the cheapest of equal quality, and its own faster and slower neighbours.
+    """Up to three points: the cheapest of equal quality, a faster one of the same rule, and a slower one.
 
-    By FLOPs on the calibration documents, where a rule that reads logits pays for its readouts. Without any rule that
-    reaches full-depth quality, the one that comes nearest stands in for the first.
+    By FLOPs on the calibration documents, where a rule that reads logits pays for its readouts. The slower one is the
+    cheapest of equal quality among rules of the other kind (those that look at the state alone, or those that read
+    logits), since the two kinds part ways when they act; where there is none, it is a stricter threshold of the first
+    rule. Without any rule that reaches full-depth quality, the one that comes nearest stands in for the first.
 
     Args:
         rows: of one unit, both splits, with roles marked.
     """
+    import pandas as pd
+
     by_name = {plan.recipe.name: plan for plan in plans}
     known = rows[(rows["split"] == "calibration") & (rows["status"] == "ok") & rows["policy"].isin(by_name)]
     iso = known[known["role"] == "iso"]
@@ -68,17 +72,21 @@ def choose_points(rows: "pd.DataFrame", plans: tuple[PolicyPlan, ...]) -> list[C
     if iso.empty:
         distance = (known["quality"] - known["quality_full_depth"]).abs()
         iso = known[distance == distance.min()]
-    first = iso.sort_values(["flops_per_token", "policy"], kind="stable").iloc[0]
+    iso = iso.sort_values(["flops_per_token", "policy"], kind="stable")
+    first = iso.iloc[0]
+    reads = {name: plan.needs_logits for name, plan in by_name.items()}
+    others = iso[iso["policy"].map(reads) != reads[first["policy"]]]
     same = known[(known["policy"] == first["policy"]) & (known["threshold"] != first["threshold"])]
-    chosen = [first["threshold"]]
-    for share, side in (
-        (FASTER, same["flops_per_token"] < first["flops_per_token"]),
-        (SLOWER, same["flops_per_token"] > first["flops_per_token"]),
-    ):
-        near = (same.loc[side, "flops_per_token"] - share * first["flops_per_token"]).abs()
-        if len(near):
-            chosen.append(same.loc[near.idxmin(), "threshold"])
-    return [ChosenPoint(by_name[first["policy"]], float(threshold)) for threshold in chosen]
+    faster = _nearest(same[same["flops_per_token"] < first["flops_per_token"]], FASTER * first["flops_per_token"])
+    slower = _nearest(same[same["flops_per_token"] > first["flops_per_token"]], SLOWER * first["flops_per_token"])
+    chosen = pd.concat([iso.iloc[:1], faster, others.iloc[:1] if len(others) else slower])
+    pairs = zip(chosen["policy"], chosen["threshold"], strict=True)
+    return [ChosenPoint(by_name[policy], float(threshold)) for policy, threshold in pairs]
+
+
+def _nearest(points: "pd.DataFrame", flops: float) -> "pd.DataFrame":
+    """The one row whose cost is nearest; none of none."""
+    return points.loc[[(points["flops_per_token"] - flops).abs().idxmin()]] if len(points) else points
 
 
 def execute_point(

@@ -52,7 +52,7 @@ class TextBenchmark(Benchmark):
     """Bits per byte of a list of documents."""
 
     metric = Metric.BITS_PER_BYTE
-    default_sample = Sample(128, 1)
+    default_sample = Sample(96, 1)
     subset_names = {"class": CLASS_NAMES, "position": POSITION_NAMES}  # noqa: RUF012 - declared by Benchmark
 
     def __init__(
