@@ -234,11 +234,14 @@ def find_model(name: str) -> tuple[Path, Card]:
 
 BENCHMARKS = {
     "shell": "a ball under five cups, where is it after each swap (procedural, by number of swaps)",
+    "pancake": "a marked pancake in a stack of six, where is it after each flip (procedural, by number of flips)",
     "s3": "running product in the group of permutations of three things (procedural, by number of factors)",
     "hop": "value of a variable defined through others (procedural, by depth of the definition)",
     "add": "digits of a sum, least significant first (procedural, by carry chain)",
     "roots": "root of a node in a forest given as pointers, for encoders (procedural, by depth of the node)",
     "expressions": "value of nested operations on digits, for encoders (procedural, by height)",
+    "roots": "root of every node of a shuffled pointer forest (procedural, for encoders, by depth)",
+    "expressions": "value of nested expressions (procedural, for encoders, by nesting)",
     "docs": "bits per byte on the English task pages inside the installed lm-eval",
     "text:PATH": "bits per byte on a UTF-8 file or folder of your own",
     "lm-eval:TASK": "any task, group or YAML of lm-eval, scored by lm-eval itself",

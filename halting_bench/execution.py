@@ -119,10 +119,8 @@ def execute_point(
     row["quality_full_depth"] = traced.uniform[traced.mean - 1, mask].sum() / counts.sum()
     identity = {"policy": point.plan.recipe.name, "threshold": point.threshold, "split": "test", "evidence": "executed"}
     recipe = point.plan.recipe
-    row = row.assign(
-        **identity, kv_mode=kv_mode, prefill=prefill, hits=recipe.hits, min_steps=recipe.min_steps, role="grid", status="ok", error="",
-        fingerprint=tally.fingerprint.astype(str),
-    )  # fmt: skip
+    told = {"kv_mode": kv_mode, "prefill": prefill, "hits": recipe.hits, "min_steps": recipe.min_steps, "role": "grid"}
+    row = row.assign(**identity, **told, status="ok", error="", fingerprint=tally.fingerprint.astype(str))
     by_document = pd.DataFrame(
         {
             **identity,

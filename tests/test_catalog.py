@@ -314,3 +314,11 @@ def test_a_class_that_cannot_be_built_or_is_no_policy_says_so(tmp_path: Path, te
 def test_parse_tells_the_whole_path_of_a_wrong_leaf():
     with pytest.raises(UserError, match=r"^here: any_of\.0\.hits: Input should be greater than or equal to 1, not 0$"):
         parse(PolicyRecipe, GOOD | {"signal": None, "any_of": [{"signal": "kl", "hits": 0}]}, "here")
+
+
+def test_every_procedural_task_is_listed_and_every_listed_name_is_found():
+    from halting_bench.benchmarks.tasks import TASKS
+
+    listed = {name for name in catalog.BENCHMARKS if ":" not in name}
+    assert listed == {*TASKS, "docs"}
+    assert all(catalog.find_benchmark(name).name == name for name in listed)
