@@ -13,14 +13,14 @@ def update_baseline(head: Run, folder: Path) -> list[Path]:
     """Replaces a baseline by a run. Returns the files written.
 
     Raises:
-        UserError: the folder holds something else than a baseline or a run, or is the run itself.
+        UserError: the folder holds more than a baseline and its rules, or is the run itself.
     """
     if folder.resolve() == head.path.resolve():
         raise UserError(f"{folder} is the run itself: name another folder with --baseline")
-    if folder.exists() and any(folder.iterdir()) and not (folder / "manifest.json").exists():
-        raise UserError(f"{folder} holds something else than a run: give an empty or new folder with --baseline")
-    if (folder / "cells").exists():
-        raise UserError(f"{folder} is a whole run, not a baseline: give an empty or new folder with --baseline")
+    present = list(folder.iterdir()) if folder.exists() else []
+    strangers = [path.name for path in present if path.name not in PARTS and path.suffix != ".yaml"]
+    if strangers:
+        raise UserError(f"{folder} holds more than a baseline ({min(strangers)}): give an empty or new folder with --baseline")
     written = []
     for name in PARTS:
         (folder / name).unlink(missing_ok=True)
