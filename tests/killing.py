@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from toy_sweeps import settings
 
-from halting_bench.catalog import SweepConfig
+from halting_bench.catalog import LatencyConfig, SweepConfig
 from halting_bench.sweeping.run import sweep
 
 torch.set_num_threads(1)
@@ -28,8 +28,9 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def few(folder: Path) -> SweepConfig:
-    """A rule with a curve, a combination, and a class of the user's own."""
-    return settings(folder, policies=("kl", "entropy-and-kl", f"{folder / 'patient.py'}@Patient"))
+    """A rule with a curve, a combination, and a class of the user's own; the best of them acted out."""
+    names = ("latent-diff", "entropy-and-kl", f"{folder / 'patient.py'}@Patient")
+    return settings(folder, policies=names, execute=True, latency=LatencyConfig(enabled=False))
 
 
 def start(folder: Path, out: Path) -> int:
