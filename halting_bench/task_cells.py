@@ -17,6 +17,7 @@ from halting_bench.benchmarks.lm_eval_benchmark import LmEvalBenchmark, numbered
 from halting_bench.engine.controls import ORACLE_PRICES, fixed_exits, oracle_exits, saturation_exits
 from halting_bench.engine.points import ExitSource, TracedUnit, choose_thresholds, grid_bounds
 from halting_bench.engine.replay import Rule, Tally, running_extremum, tally_exits, unsigned_threshold
+from halting_bench.execution import ChosenPoint
 from halting_bench.halting.policies import FixedDepth
 from halting_bench.halting.policy import HaltingPolicy
 from halting_bench.plan import PolicyPlan, build_policy
@@ -49,6 +50,7 @@ class Cell:
     name: str
     run: Callable[[], Ran]
     not_applicable: str = ""
+    file: str = ""  # what it is kept under, when that is not its name
 
 
 def task_masks(benchmark: LmEvalBenchmark, unit: Unit) -> dict[Group, np.ndarray]:
@@ -148,6 +150,18 @@ def executed_cells(unit: Unit, benchmark: LmEvalBenchmark, model: RecurrentModel
         described = describe(plan, np.array(thresholds))
         reason = plan.not_applicable or ("" if thresholds else "its recipe has no absolute threshold to execute")
         yield Cell(plan.recipe.name, lambda p=described, q=policies: execution.run(p, q), reason)  # type: ignore[misc]
+
+
+def acted_cells(
+    unit: Unit, chosen: list[ChosenPoint], benchmark: LmEvalBenchmark, model: RecurrentModel, kv_mode: str, prefill: str
+) -> Iterator[Cell]:
+    """Chosen points of a replayed unit, executed."""
+    execution = _Execution(unit, benchmark, model, kv_mode, prefill)
+    for number, point in enumerate(chosen):
+        described = describe(point.plan, np.array([point.threshold]))
+        policies = [point.policy()]
+        run = lambda p=described, q=policies: execution.run(p, q)  # noqa: E731 - a default keeps this point's own
+        yield Cell(point.plan.recipe.name, run, file=f"executed-{number}")  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

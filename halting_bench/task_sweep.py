@@ -19,9 +19,10 @@ from halting_bench.architectures.base import RecurrentModel
 from halting_bench.benchmarks.lm_eval_benchmark import LmEvalBenchmark
 from halting_bench.details import convergence_frame
 from halting_bench.errors import UserError
+from halting_bench.execution import choose_points
 from halting_bench.jobs import Job, Plan
 from halting_bench.store import Arrays, RunDirectory, write_arrays, write_frame, write_json
-from halting_bench.task_cells import Cell, Group, executed_cells, replayed_cells, task_masks
+from halting_bench.task_cells import Cell, Group, acted_cells, executed_cells, replayed_cells, task_masks
 from halting_bench.task_measures import Measure, read_measures
 from halting_bench.task_rows import CellRows, cell_rows
 from halting_bench.unit import Unit, blank_row, open_trace, trace_unit
@@ -59,7 +60,8 @@ def sweep_task(
     for index, unit in enumerate(job.units):
         chooser = opened[(index + 1) % len(opened)] if len(opened) > 1 else None
         cells = replayed_cells(unit, opened[index], chooser, benchmark, run.part("trace", unit.key))
-        frames = _unit_frames(run, plan, job, unit, benchmark, cells, "replayed", replayed)
+        acting = model if plan.config.execute and index == 0 else None
+        frames = _unit_frames(run, plan, job, unit, benchmark, cells, "replayed", replayed, acting)
         frames["convergence"] = _identified(convergence_frame(opened[index]), unit)
         yield frames
 
@@ -73,7 +75,9 @@ def _unit_frames(
     cells: Iterator[Cell],
     evidence: str,
     advance: Advance,
+    acting: RecurrentModel | None = None,
 ) -> dict[str, "pd.DataFrame"]:
+    """The frames of one unit. acting: runs the chosen points for real, beside their replayed rows."""
     import pandas as pd
 
     masks = task_masks(benchmark, unit)
@@ -96,26 +100,45 @@ def _unit_frames(
         _choose(rows, group, done)
     repeated = rows.duplicated(["split", "subset", "fingerprint"])
     rows["distinct"] = (rows["status"] == "ok") & (rows["subset"] == "all") & ~repeated
+    acted: list[CellRows] = []
+    lost: list[dict[str, Any]] = []
+    if acting is not None:
+        chosen = choose_points(rows[rows["subset"] == "all"], unit.plans)
+        for cell in acted_cells(unit, chosen, benchmark, acting, plan.config.kv_mode, plan.config.prefill):
+            if (found := _finished(run, unit, cell, benchmark, masks, done["fixed"], lost)) is not None:
+                acted.append(found)
+        real = [_identified(cell.rows.copy(), unit).assign(evidence="executed", distinct=False) for cell in acted]
+        if lost:
+            blank = pd.DataFrame(lost).assign(subset="all", metric=primary.name, higher_is_better=primary.higher_is_better)
+            real.append(_identified(blank, unit).assign(evidence="executed", distinct=False))
+        rows = pd.concat([rows, *real], ignore_index=True)
     rows["on_front"] = mark_fronts(rows)
-    whole = rows[rows["subset"] == "all"]
+    replay = rows["evidence"] == evidence
+    whole = rows[(rows["subset"] == "all") & replay]
     kept = _selected(whole)
-    executed = evidence == "executed"
+    executed = rows["evidence"] == "executed"
     points = rows.assign(
         run_id=plan.run_id,
         model_hash=job.model_hash,
         scope="token",
         max_steps=unit.max_steps,
-        prefill=plan.config.prefill if executed else "adaptive",
-        kv_mode=plan.config.kv_mode if executed else "full",
+        prefill=np.where(executed, plan.config.prefill, "adaptive"),
+        kv_mode=np.where(executed, plan.config.kv_mode, "full"),
         dtype=plan.config.dtype,
     )
     points["depth_per_loop"] = points["mean_depth"].map(lambda depth: f"[{depth:.6g}]" if depth == depth else "")
-    documents = pd.concat([cell.documents(unit, kept.get(name, ())) for name, cell in done.items()], ignore_index=True)
+    documents = pd.concat(
+        [
+            *(cell.documents(unit, kept.get(name, ())).assign(evidence=evidence) for name, cell in done.items()),
+            *(cell.documents(unit, tuple(cell.thresholds)).assign(evidence="executed") for cell in acted),
+        ],
+        ignore_index=True,
+    )
     exits = pd.concat([cell.exits(kept.get(name, ())) for name, cell in done.items()], ignore_index=True)
     told = whole.drop_duplicates(["policy", "threshold"]).set_index(["policy", "threshold"])
     return {
         "points": points,
-        "per_document": _identified(documents.assign(evidence=evidence), unit).join(told["params"], on=["policy", "threshold"]),
+        "per_document": _identified(documents, unit).join(told["params"], on=["policy", "threshold"]),
         "exits": _identified(exits, unit).join(told["role"], on=["policy", "threshold"]),
         "iso": _identified(iso_rows(whole, primary, unit.mean_recurrence), unit),
         "curves": _identified(pd.DataFrame(columns=["policy", "split", "threshold", "mean_depth", "quality"]), unit),
@@ -134,7 +157,8 @@ def _finished(
     """The rows of a cell, from disk where they are there already. A cell that fails leaves a row that says so."""
     import pandas as pd
 
-    table, arrays = (run.part("cells", unit.key, f"{cell.name}.{kind}") for kind in ("parquet", "safetensors"))
+    file = cell.file or cell.name
+    table, arrays = (run.part("cells", unit.key, f"{file}.{kind}") for kind in ("parquet", "safetensors"))
     told = run.part("cells", unit.key, "measures.json")
     if table.exists():
         kept = Arrays(arrays)

@@ -85,18 +85,37 @@ def test_rows_are_what_lm_eval_says_of_the_whole_sample(tasks: Path, tmp_path: P
             assert row["quality"] == theirs[f"{metric},none"]
             assert row["mean_depth"] == depth
             assert row["n_documents"] == 4
-    kl = points[(points["policy"] == "kl") & (points["subset"] == "all")]
+    replay = points["evidence"] == "replayed"
+    kl = points[(points["policy"] == "kl") & (points["subset"] == "all") & replay]
     assert set(kl["split"]) == {"calibration", "test", "all"}
     assert set(kl[kl["role"] == "iso"]["split"]) == {"calibration", "test", "all"}
     refused = points[points["policy"] == "gate-cdf"]
     assert refused["status"].tolist() == ["not_applicable"]
 
 
+def test_chosen_points_are_executed_beside_their_replay(tasks: Path, tmp_path: Path) -> None:
+    frames, _ = swept(tasks, tmp_path, "word", ("latent-diff",))
+    points = frames["points"]
+    real = points[(points["evidence"] == "executed") & (points["subset"] == "all")]
+    assert 1 <= real["threshold"].nunique() <= 3
+    assert set(real["kv_mode"]) == {"latest"}
+    assert set(real["split"]) == {"calibration", "test", "all"}
+    assert set(points.loc[points["evidence"] == "replayed", "kv_mode"]) == {"full"}
+    documents = frames["per_document"]
+    acted = documents[documents["evidence"] == "executed"]
+    assert len(acted) == 4 * real["threshold"].nunique()
+    for threshold, group in acted.groupby("threshold"):
+        row = real[(real["threshold"] == threshold) & (real["split"] == "all")].iloc[0]
+        assert group["depth_sum"].sum() / group["n_tokens"].sum() == pytest.approx(row["mean_depth"])
+
+
 def test_per_document_rows_average_to_the_row(tasks: Path, tmp_path: Path) -> None:
     frames, _ = swept(tasks, tmp_path, "choice", ("latent-diff",))
     points, documents = frames["points"], frames["per_document"]
-    for (policy, threshold), group in documents[documents["split"] == "test"].groupby(["policy", "threshold"]):
+    test = documents[documents["split"] == "test"]
+    for (policy, threshold, evidence), group in test.groupby(["policy", "threshold", "evidence"]):
         mine = points[(points["policy"] == policy) & (points["threshold"] == threshold) & (points["subset"] == "all")]
+        mine = mine[mine["evidence"] == evidence]
         row = mine[mine["split"] == "test"].iloc[0]
         assert group["quality_sum"].sum() / group["quality_count"].sum() == pytest.approx(row["quality"])
         assert group["depth_sum"].sum() / group["n_tokens"].sum() == pytest.approx(row["mean_depth"])
