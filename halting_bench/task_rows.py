@@ -72,16 +72,18 @@ class CellRows:
         chosen = np.flatnonzero(self.is_one_of(thresholds))
         quality = self.values.get(primary.subset, np.full(self.depth.shape, np.nan))
         splits = np.where(np.arange(len(unit.documents)) < unit.calibration(), "calibration", "test")
-        return pd.DataFrame({
-            "policy": self.rows["policy"].iloc[0],
-            "threshold": np.repeat(self.thresholds[chosen], len(splits)),
-            "split": np.tile(splits, len(chosen)),
-            "document": np.tile(np.array(unit.documents), len(chosen)),
-            "n_tokens": self.counts[chosen].ravel(),
-            "quality_sum": quality[chosen].ravel(),
-            "quality_count": 1,
-            "depth_sum": self.depth[chosen].ravel(),
-        })
+        return pd.DataFrame(
+            {
+                "policy": self.rows["policy"].iloc[0],
+                "threshold": np.repeat(self.thresholds[chosen], len(splits)),
+                "split": np.tile(splits, len(chosen)),
+                "document": np.tile(np.array(unit.documents), len(chosen)),
+                "n_tokens": self.counts[chosen].ravel(),
+                "quality_sum": quality[chosen].ravel(),
+                "quality_count": 1,
+                "depth_sum": self.depth[chosen].ravel(),
+            }
+        )
 
 
 def cell_rows(ran: Ran, suite: Suite, unit: Unit, masks: dict[Group, np.ndarray], fixed: CellRows | None) -> CellRows:
