@@ -1,0 +1,226 @@
+"""The measurements behind REPRODUCTION.md: what three papers claim, at our scale.
+
+    python -m halting_bench.reproduction self --out results/reference
+
+Each part writes one JSON document: figures with 95 % intervals over documents. Shapes: N scored rows, R steps, M documents.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halting_bench import catalog
+from halting_bench.analysis.statistics import mean_interval, paired_difference
+from halting_bench.benchmarks.base import Benchmark
+from halting_bench.diagnosis import diagnose_source
+from halting_bench.engine.multi_loop import execute_stacked
+from halting_bench.engine.replay import Rule, exits_at, running_extremum
+from halting_bench.engine.trace import TracePlan, trace
+from halting_bench.executed_sweep import Setting, sweep_executed
+from halting_bench.halting.routers import LABELS
+from halting_bench.plan import build_policy, plan_policy
+from halting_bench.sources import find_model_source
+from halting_bench.training.router_run import train_router
+from halting_bench.training.routers import RouterRecipe
+
+SELF_DOCUMENTS, SELF_STEPS, SELF_EPS = 96, 32, (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3)
+HARD = 5
+"""Depths from which a node counts as hard."""
+
+TWO_SCALE_DOCUMENTS, TWO_SCALE_RULES = 48, ("acceleration", "step-norm", "step-norm-change", "kl")
+TIMES = 5
+FIXED_POINT_TASKS, FIXED_POINT_DOCUMENTS, ROUTER_DOCUMENTS = ("shell", "pancake"), 32, 96
+ROUTERS = (*(("linear", label) for label in LABELS), ("mlp", "saturated"))
+
+
+def self_transformer() -> dict[str, Any]:
+    """Fixed point against one evaluation, on self-tiny: accuracy, iterations by difficulty, and the sweep over eps."""
+    benchmark = catalog.find_benchmark("roots")
+    fixed, once = (_traced(name, benchmark, steps) for name, steps in (("self-tiny", SELF_STEPS), ("self-tiny-once", 1)))
+    correct, difficulty = fixed["correct"].astype(float), fixed["code/level"]
+    _, document = np.unique(fixed["document"], return_inverse=True)
+    hard = difficulty >= HARD - 1
+
+    def gain(other: np.ndarray, rows: np.ndarray) -> dict[str, float]:
+        own, second = (np.bincount(document[rows], values[rows], minlength=document.max() + 1) for values in (trained, other))
+        delta, low, high = paired_difference(own, second, np.bincount(document[rows], minlength=document.max() + 1))
+        return {"gain": delta, "low": low, "high": high, "own": float(trained[rows].mean()), "other": float(other[rows].mean())}
+
+    depth = find_model_source("self-tiny").load().spec.mean_recurrence
+    trained, control = correct[:, depth - 1], once["correct"][:, 0].astype(float)
+    residual, everyone = fixed["score/latent-diff"], np.ones(len(correct), bool)
+    below = exits_at(running_extremum(residual, Rule("latent-diff", "below")), 1e-3)
+    settled = below <= SELF_STEPS
+    names = benchmark.subset_names["level"]
+    levels = {}
+    for code in np.unique(difficulty).tolist():
+        rows = difficulty == code
+        ten = exits_at(running_extremum(residual[rows], Rule("latent-diff", "below")), 0.1)
+        levels[names[code]] = {
+            "accuracy_by_iterations": {str(k): float(correct[rows, k - 1].mean()) for k in (1, 2, 3, 4, 6, 8, 12, 16, 32)},
+            "once": float(control[rows].mean()),
+            "iterations_to_0.1": float(ten.mean()),
+            "iterations_to_1e-3": float(below[rows & settled].mean()) if (rows & settled).any() else None,
+        }
+    return {
+        "depth": depth,
+        "against_itself_once": {"all": gain(correct[:, 0], everyone), "hard": gain(correct[:, 0], hard)},
+        "against_trained_for_once": {"all": gain(control, everyone), "hard": gain(control, hard)},
+        "levels": levels,
+        "settled_to_1e-3": float(settled.mean()),
+        "spearman_iterations_difficulty": _spearman(below[settled], difficulty[settled]),
+        "residual_median": np.median(residual, axis=0).tolist(),
+        "eps": {str(eps): _eps(fixed, eps) for eps in SELF_EPS},
+    }
+
+
+def _traced(name: str, benchmark: Benchmark, steps: int) -> dict[str, np.ndarray]:
+    sequences = [s for document in benchmark.sample(SELF_DOCUMENTS, 0) for s in benchmark.sequences(document)]
+    return trace(find_model_source(name).load(), sequences, TracePlan(("latent-diff", "step-norm"), steps, 0))
+
+
+def _eps(shard: dict[str, np.ndarray], eps: float) -> dict[str, float]:
+    """Each token stopping by itself, and each whole sequence by its Frobenius norm (exact: all positions share a depth)."""
+    rows, (_, sequence) = np.arange(len(shard["correct"])), np.unique(shard["sequence"], return_inverse=True)
+    step, relative = shard["score/step-norm"].astype(float), shard["score/latent-diff"].astype(float)
+    size = np.where(relative > 0, step / np.where(relative > 0, relative, 1.0), 0.0)
+    moved, length = (np.stack([np.bincount(sequence, np.square(by_row)) for by_row in value.T], 1) for value in (step, size))
+    both = {"token": relative, "sequence": np.sqrt(moved / length)[sequence]}
+    found = {}
+    for name, residual in both.items():
+        exits = exits_at(running_extremum(residual, Rule(name, "below")), eps)
+        found[f"{name}_never"] = float((exits > SELF_STEPS).mean())
+        exits = np.minimum(exits, SELF_STEPS)
+        found[f"{name}_iterations"] = float(exits.mean())
+        found[f"{name}_accuracy"] = float(shard["correct"][rows, exits - 1].mean())
+    return found
+
+
+def _spearman(first: np.ndarray, second: np.ndarray) -> float:
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(first, second).statistic)
+
+
+def two_scale() -> dict[str, Any]:
+    """Drift-to-loop ratios and the paper's exit rules, executed and timed, on both two-scale models."""
+    return {name: _two_scale(name) for name in ("two-scale-tiny", "two-scale-tiny-gate")}
+
+
+def _two_scale(name: str) -> dict[str, Any]:
+    source, benchmark = find_model_source(name), catalog.find_benchmark("shell")
+    model = source.load()
+    spec, documents = model.spec, benchmark.sample(TWO_SCALE_DOCUMENTS, 0)
+    setting = Setting(max_steps=2 * spec.mean_recurrence, calibration=TWO_SCALE_DOCUMENTS // 2)
+    plans = tuple(plan_policy(catalog.find_policy(rule), spec, setting.max_steps) for rule in TWO_SCALE_RULES)
+    rows = sweep_executed(model, benchmark, documents, plans, setting)
+    rows = rows[(rows["subset"] == "all") & (rows["status"] == "ok")]
+    shown = rows[rows["split"] == "test"]
+    tested = [s for document in documents[setting.calibration :] for s in benchmark.sequences(document)]
+    points = []
+    for plan in plans:
+        for _, row in shown[shown["policy"] == plan.recipe.name].iterrows():
+            own = json.loads(row["params"]).get("thresholds", [row["threshold"]] * len(spec.loops))
+            policy = build_policy(plan.recipe, float("nan"))
+            seconds = _seconds(
+                lambda policy=policy, own=own: execute_stacked(  # type: ignore[misc]
+                    model, tested, policy, np.array(own)[None, None], max_steps=setting.max_steps
+                )
+            )
+            positions = sum(len(s.tokens) for s in tested)
+            points.append(_figures(row) | {"thresholds": own, "ms_per_token": 1e3 * seconds / positions})
+    found = diagnose_source(source, "shell", documents=32)
+    return {
+        "uniform": [_figures(row) for _, row in shown[shown["policy"] == "fixed"].iterrows()],
+        "points": points,
+        "random": [_figures(row) for _, row in shown[shown["policy"].str.startswith("random@")].iterrows()],
+        "equal_quality": {rule: _iso(rows, rule) for rule in ("fixed", *TWO_SCALE_RULES)},
+        "diagnosis": found,
+    }
+
+
+def _figures(row: Any) -> dict[str, Any]:
+    names = ("policy", "threshold", "mean_depth", "quality", "quality_lo", "quality_hi", "delta_uniform", "delta_uniform_lo")
+    return {name: row[name] for name in (*names, "delta_uniform_hi", "depth_per_loop", "never_fired_fraction")}
+
+
+def _iso(rows: Any, rule: str) -> dict[str, Any] | None:
+    """The shallowest point that keeps full-depth quality on the calibration documents, with its test figures."""
+    known = rows[rows["policy"] == rule]
+    chosen = known[(known["split"] == "calibration") & (known["quality"] >= known["quality_full_depth"] - 0.002)]
+    if chosen.empty:
+        return None
+    best = chosen.sort_values("mean_depth").iloc[0]
+    tested = known[(known["split"] == "test") & (known["threshold"] == best["threshold"]) & (known["params"] == best["params"])]
+    return _figures(tested.iloc[0]) | {"full_depth": float(tested.iloc[0]["quality_full_depth"])}
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """The median of a few runs, after one to warm up."""
+    work()
+    found = []
+    for _ in range(TIMES):
+        begun = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - begun)
+    return float(np.median(found))
+
+
+def fixed_point() -> dict[str, Any]:
+    """Per-token fixed points on huginn-tiny: convergence, loss to 4x the trained depth, equal-quality depths, routers."""
+    return {name: _fixed_point(name) for name in FIXED_POINT_TASKS}
+
+
+def _fixed_point(name: str) -> dict[str, Any]:
+    source, benchmark = find_model_source("huginn-tiny"), catalog.find_benchmark(name)
+    model = source.load()
+    mean = model.spec.mean_recurrence
+    sequences = [s for document in benchmark.sample(FIXED_POINT_DOCUMENTS, 0) for s in benchmark.sequences(document)]
+    shard = trace(model, sequences, TracePlan(("kl", "latent-diff"), 4 * mean, 0))
+    _, document = np.unique(shard["document"], return_inverse=True)
+    loss = np.stack([np.bincount(document, by_row) for by_row in shard["loss"].astype(float).T])
+    value, low, high = mean_interval(loss, np.bincount(document), bounded=False)
+    converged = exits_at(running_extremum(shard["score/kl"], Rule("kl", "below")), 1e-3)
+    levels, difficulty = benchmark.subset_names["level"], shard["code/level"]
+    recipes = [RouterRecipe(kind, label, batch=1024) for kind, label in ROUTERS]
+    return {
+        "kl_median": _by_step(shard["score/kl"], 0.5),
+        "kl_p90": _by_step(shard["score/kl"], 0.9),
+        "latent_diff_median": _by_step(shard["score/latent-diff"], 0.5),
+        "latent_diff_p90": _by_step(shard["score/latent-diff"], 0.9),
+        "loss": value.tolist(),
+        "loss_lo": low.tolist(),
+        "loss_hi": high.tolist(),
+        "median_steps_to_kl_1e-3": {
+            levels[code]: float(np.median(converged[difficulty == code])) for code in np.unique(difficulty).tolist()
+        },
+        "moving_at_trained_depth": float((shard["score/kl"][:, mean - 1] >= 1e-3).mean()),
+        "equal_quality": train_router(source, name, recipes, None, documents=ROUTER_DOCUMENTS, max_steps=2 * mean),
+    }
+
+
+def _by_step(values: np.ndarray, share: float) -> list[float | None]:
+    """A quantile of each step's defined scores."""
+    return [float(np.quantile(c[np.isfinite(c)], share)) if np.isfinite(c).any() else None for c in values.T]
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "self": self_transformer,
+    "two-scale": two_scale,
+    "fixed-point": fixed_point,
+}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Measures one paper's claims and writes them to a JSON file.")
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--out", type=Path, default=Path("results/reference"))
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    target = given.out / f"reproduction-{given.part}.json"
+    target.write_text(json.dumps(PARTS[given.part](), indent=1) + "\n")
+    print(target)
