@@ -10,9 +10,12 @@ FEW_DOCUMENTS = 30
 
 def caveats(run: Run) -> list[str]:
     """The gravest first; empty when there are none."""
-    lines = []
+    where: dict[str, list[str]] = {}
     for model, benchmark in pairs(run):
-        lines += [f"{model} on {benchmark}: {line}" for line in _of_pair(run, model, benchmark)]
+        for line in _of_pair(run, model, benchmark):
+            where.setdefault(line, []).append(f"{model} on {benchmark}")
+    count = len(pairs(run))
+    lines = [f"{'everywhere' if len(found) == count > 1 else ', '.join(found)}: {line}" for line, found in where.items()]
     environment = run.manifest.get("environment", {})
     if environment.get("dirty"):
         lines.append("The code had uncommitted changes: this run cannot be made again from its commit alone.")
