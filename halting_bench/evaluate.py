@@ -75,10 +75,14 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
     answered = answer(model, tokenizer, suite.asks, point)
     results = suite.score(answered.answers)
     check_finite(results)
-    return results | _about(request, source, model.spec, point, answered, started) | {
-        "max_length": point.max_length,
-        "eot_token_id": tokenizer.end,
-    }
+    return (
+        results
+        | _about(request, source, model.spec, point, answered, started)
+        | {
+            "max_length": point.max_length,
+            "eot_token_id": tokenizer.end,
+        }
+    )
 
 
 def operating_point(request: EvalRequest, model: RecurrentModel) -> Point:
