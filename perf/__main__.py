@@ -19,6 +19,7 @@ from perf.figure import figure
 MODULES = {
     "sweep": "perf.sweep_figures",
     "replay": "perf.replay_figures",
+    "models": "perf.model_figures",
     "scoring": "perf.runtime_scoring",
     "decoding": "perf.runtime_decoding",
     "lm-eval": "perf.lm_eval_figures",

@@ -21,7 +21,7 @@ def figure(
         return row
     relation, limit = target.split()
     bound = float(limit)
-    held = {"<=": lambda v: v <= bound, ">=": lambda v: v >= bound, "<": lambda v: v < bound, "==": lambda v: v == bound}[
+    held = {"<=": lambda v: v <= bound, ">=": lambda v: v >= bound, "<": lambda v: v < bound, ">": lambda v: v > bound, "==": lambda v: v == bound}[
         relation
     ]
     return row | {"target": target, "holds": None if value is None else bool(held(value))}
