@@ -166,7 +166,7 @@ class _Batch:
         steps, fired = np.zeros((len(slots), loops), np.int64), np.zeros(len(slots), bool)
         lost = np.zeros(0, np.int64)
         for loop in range(loops):
-            own = np.ascontiguousarray(thresholds[:, :, loop]).ravel()
+            own = thresholds[:, :, loop].flatten()
             rows = Rows(slots, positions, self.tokens, noise, self._lengths(copies), thresholds=own, provisional=True)
             state, steps[:, loop], fired, broken = run_loop(
                 self.model, policy, cache, rows, loop, x, max_steps=self.max_steps, meter=self.meter
