@@ -16,7 +16,7 @@ from halting_bench.benchmarks.asks import Answer, AnswerSums
 from halting_bench.benchmarks.lm_eval_benchmark import LmEvalBenchmark, numbered
 from halting_bench.engine.controls import ORACLE_PRICES, fixed_exits, oracle_exits, saturation_exits
 from halting_bench.engine.points import ExitSource, TracedUnit, choose_thresholds, grid_bounds
-from halting_bench.engine.replay import Rule, Tally, running_extremum, tally_exits, unsigned_threshold
+from halting_bench.engine.replay import Rule, Tally, recorded_threshold, running_extremum, tally_exits
 from halting_bench.execution import ChosenPoint
 from halting_bench.halting.policies import FixedDepth
 from halting_bench.halting.policy import HaltingPolicy
@@ -95,7 +95,7 @@ class _Replay:
             return self.run(describe(plan, thresholds), plan.exits(thresholds.tolist()), every_step)
         choice = choose_thresholds(self.traced, plan.rule, plan.recipe.grid.quantiles, scratch)
         bounds = grid_bounds(plan.rule, plan.recipe.grid.absolute, choice, self.traced.dtype)
-        points = describe(plan, unsigned_threshold(bounds, plan.rule).astype(np.float64))
+        points = describe(plan, recorded_threshold(bounds, plan.rule))
         return self.run(points, rule_exits(plan.rule, bounds), every_step)
 
     def run(self, points: Points, source: ExitSource, every_step: tuple[float, float]) -> Ran:

@@ -23,7 +23,7 @@ from halting_bench.engine.points import (
     replay_exits,
     replay_thresholds,
 )
-from halting_bench.engine.replay import unsigned_threshold
+from halting_bench.engine.replay import recorded_threshold
 from halting_bench.engine.trace import TracePlan, trace
 from halting_bench.errors import PolicyFailed, UserError
 from halting_bench.named import Named
@@ -195,7 +195,7 @@ def _replay_rule(
     arrays = {f"{split}/{name}": value for split, curve in choice.curves.items() for name, value in vars(curve).items()}
     write_arrays(run.part("cells", unit.key, f"{plan.recipe.name}.curve.safetensors"), arrays)
     bounds = grid_bounds(rule, plan.recipe.grid.absolute, choice, traced.dtype)
-    thresholds = unsigned_threshold(bounds, rule).astype(np.float64)
+    thresholds = recorded_threshold(bounds, rule)
     return describe(plan, thresholds), replay_thresholds(traced, rule, bounds, every_step)
 
 

@@ -61,6 +61,14 @@ def unsigned_threshold(bound: np.ndarray, rule: Rule) -> np.ndarray:
     return signed if rule.fires == "below" else -signed
 
 
+def recorded_threshold(bounds: np.ndarray, rule: Rule) -> np.ndarray:
+    """Thresholds as records name them, float64 [G]: the shortest decimal that is that threshold in the scores' precision.
+
+    So 0.03 stays 0.03 in a float32 run, and `signed_threshold` gives the same bound back.
+    """
+    return np.array([float(str(value)) for value in unsigned_threshold(bounds, rule)], np.float64)
+
+
 @dataclass(frozen=True)
 class Rows:
     """What a tally needs to know of rows besides the scores."""

@@ -24,7 +24,7 @@ from halting_bench.engine.points import (
     replay_exits,
     replay_thresholds,
 )
-from halting_bench.engine.replay import Rule, unsigned_threshold
+from halting_bench.engine.replay import Rule, recorded_threshold
 from halting_bench.plan import COMPLETE
 from halting_bench.records import POINT_COLUMNS, SCHEMA_VERSION, Metric
 from halting_bench.store import Run, load_run, write_arrays, write_frame, write_json
@@ -90,7 +90,7 @@ def write_run(folder: Path, world: Simulated) -> Run:
     for name, rule in RULES.items():
         choice = choose_thresholds(unit, rule, 8, folder / "trace")
         bounds = grid_bounds(rule, (), choice, unit.dtype)
-        thresholds = unsigned_threshold(bounds, rule).astype(np.float64)
+        thresholds = recorded_threshold(bounds, rule)
         tallied.append((Points(name, thresholds, "grid", 1, 1, "{}", False), replay_thresholds(unit, rule, bounds, STEP)))
         curves += [pd.DataFrame({"policy": name, "split": split, **vars(curve)}) for split, curve in choice.curves.items()]
     rows = pd.concat(

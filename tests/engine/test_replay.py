@@ -17,6 +17,7 @@ from halting_bench.engine.replay import (
     Tally,
     exits_at,
     halting_steps,
+    recorded_threshold,
     running_extremum,
     signed_threshold,
     tally_exits,
@@ -275,3 +276,11 @@ def test_scores_are_not_written_to():
     for hits in (1, 2):
         running_extremum(scores, dataclasses.replace(Rule("any", "below"), hits=hits))
     np.testing.assert_array_equal(scores, before)
+
+
+def test_a_recorded_threshold_is_what_was_typed_and_gives_its_bound_back():
+    rule = Rule("x", "below")
+    typed = np.array([0.03, 1e-5, 5e-4, 0.1, 7.25])
+    bounds = signed_threshold(typed, rule, np.dtype(np.float32))
+    np.testing.assert_array_equal(recorded_threshold(bounds, rule), typed)
+    np.testing.assert_array_equal(signed_threshold(recorded_threshold(bounds, rule), rule, np.dtype(np.float32)), bounds)
