@@ -127,7 +127,8 @@ def chosen_points(run: Run, model: str, benchmark: str) -> "pd.DataFrame":
     random = test[test["policy"].str.startswith("random@")].assign(policy=lambda f: f["policy"].str.removeprefix("random@"))
     random = random[[*POINT, "quality"]].rename(columns={"quality": "random_quality"})
     frame = frame.merge(random, on=POINT, how="left").merge(test[[*POINT, "nonfinite_fraction"]], on=POINT, how="left")
-    frame = frame.merge(_exit_spread(of_pair(run.exits, model, benchmark)), on=POINT, how="left")
+    exits = of_pair(run.exits, model, benchmark)  # executed runs keep none
+    frame = frame.assign(exit_spread=float("nan")) if exits.empty else frame.merge(_exit_spread(exits), on=POINT, how="left")
     frame = with_executed(frame, points)
     timed = of_pair(run.latency, model, benchmark)
     setting = usual_setting(timed)
