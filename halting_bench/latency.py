@@ -4,6 +4,7 @@ Times the points on the calibration fronts, and any that are named, in prefill a
 measured is kept at once, beside the sweep's own seconds, so the same command goes on where it stopped.
 """
 
+import math
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -138,7 +139,8 @@ def _skip(directory: RunDirectory, found: list[Target], late: list[_Part], laten
 def _unmeasured(part: _Part, status: str, error: str) -> "pd.DataFrame":
     import pandas as pd
 
-    said = {**asdict(part.shape), "status": status, "error": error}
+    figures = ("latency_ms_per_token", "p10", "p90", "tokens_per_s", "speedup", "speedup_ideal", "realised_fraction")
+    said = {**asdict(part.shape), **dict.fromkeys(figures, math.nan), "noisy": False, "status": status, "error": error}
     return pd.DataFrame([{"policy": point.name, "threshold": point.threshold, **said} for point in part.points])
 
 

@@ -13,6 +13,7 @@ from halting_bench.latency import merged, time_run
 from halting_bench.latency_compare import against, self_test
 from halting_bench.latency_plan import LatencyRequest, parse_point
 from halting_bench.reporting.seconds import race_table
+from halting_bench.reporting.tables import summary_tables
 from halting_bench.sweeping.run import sweep
 from halting_bench.timing.clock import FakeClock
 from halting_bench.timing.protocol import Protocol
@@ -124,10 +125,13 @@ def test_what_the_time_budget_cuts_is_a_skipped_row_that_the_next_command_measur
     assert set(whole["status"]) == {"ok"}
 
 
-def test_no_time_at_all_skips_every_point_without_a_run(run):
+def test_no_time_at_all_skips_every_point_without_a_run_and_the_table_says_so(run):
     clock = SecondAToken()
-    assert set(timed(run, clock=clock, time_budget_s=0.0).latency["status"]) == {"skipped"}
+    done = timed(run, clock=clock, time_budget_s=0.0)
+    assert set(done.latency["status"]) == {"skipped"}
     assert clock.now() == 0.0
+    (table,) = (table for table in summary_tables(done) if table.name.startswith("latency"))
+    assert {record["note"] for record in table.records()} == {"skipped"}
 
 
 def test_a_sweep_that_resumes_keeps_the_seconds(run, model):

@@ -220,7 +220,7 @@ def latency(run: Run, model: str, benchmark: str) -> Table:
     frame = of_pair(run.latency, model, benchmark)
     frame = frame.rename(columns={"p10": "latency_ms_per_token_lo", "p90": "latency_ms_per_token_hi"})
     frame = frame.assign(
-        note=frame["noisy"].map({True: "noisy", False: ""}), control=frame["policy"].map(is_control), group=frame["batch_rows"]
+        note=_timing_note(frame), control=frame["policy"].map(is_control), group=frame["batch_rows"]
     ).sort_values(["batch_rows", "mode", "phase", "device", "latency_ms_per_token"], kind="stable")
     columns = (
         _POLICY,
@@ -241,6 +241,12 @@ def latency(run: Run, model: str, benchmark: str) -> Table:
         "the median missed its target.",
     )
     return table_of(f"latency-{_stem(model, benchmark)}", f"{model} on {benchmark}: latency", columns, frame, footnotes, keys=3)
+
+
+def _timing_note(frame: "pd.DataFrame") -> "pd.Series":
+    """What a reader must not miss about a timing: that there is none, or that it is noisy."""
+    noisy = frame["noisy"].map({True: "noisy", False: ""}).fillna("")
+    return noisy.where(frame["status"] == "ok", frame["status"]) if "status" in frame else noisy
 
 
 def _verdict(row: dict) -> str | None:
