@@ -240,8 +240,6 @@ BENCHMARKS = {
     "add": "digits of a sum, least significant first (procedural, by carry chain)",
     "roots": "root of a node in a forest given as pointers, for encoders (procedural, by depth of the node)",
     "expressions": "value of nested operations on digits, for encoders (procedural, by height)",
-    "roots": "root of every node of a shuffled pointer forest (procedural, for encoders, by depth)",
-    "expressions": "value of nested expressions (procedural, for encoders, by nesting)",
     "docs": "bits per byte on the English task pages inside the installed lm-eval",
     "text:PATH": "bits per byte on a UTF-8 file or folder of your own",
     "lm-eval:TASK": "any task, group or YAML of lm-eval, scored by lm-eval itself",

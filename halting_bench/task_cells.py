@@ -161,7 +161,7 @@ def acted_cells(
         described = describe(point.plan, np.array([point.threshold]))
         policies = [point.policy()]
         run = lambda p=described, q=policies: execution.run(p, q)  # noqa: E731 - a default keeps this point's own
-        yield Cell(point.plan.recipe.name, run, file=f"executed-{number}")  # type: ignore[arg-type]
+        yield Cell(point.plan.recipe.name, run, file=f"executed-{number}")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,11 @@ def figure(
         return row
     relation, limit = target.split()
     bound = float(limit)
-    held = {"<=": lambda v: v <= bound, ">=": lambda v: v >= bound, "<": lambda v: v < bound, ">": lambda v: v > bound, "==": lambda v: v == bound}[
-        relation
-    ]
+    held = {
+        "<=": lambda v: v <= bound,
+        ">=": lambda v: v >= bound,
+        "<": lambda v: v < bound,
+        ">": lambda v: v > bound,
+        "==": lambda v: v == bound,
+    }[relation]
     return row | {"target": target, "holds": None if value is None else bool(held(value))}

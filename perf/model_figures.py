@@ -1,5 +1,6 @@
 """What makes the bundled models worth benchmarking, from one replayed sweep of huginn-tiny: whether exits order by
-difficulty, and whether a rule beats uniform depth where exits at random do not."""
+difficulty, and whether a rule beats uniform depth where exits at random do not.
+"""
 
 import tempfile
 from pathlib import Path

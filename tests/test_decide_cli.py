@@ -54,7 +54,11 @@ def test_a_half_written_run_is_one_line(folder, tmp_path):
     half = tmp_path / "half"
     shutil.copytree(folder / "base", half)
     (half / "points.parquet").unlink()
-    for arguments in (["compare", str(folder / "base"), str(half)], ["report", str(half)], ["calibrate", str(half), "--max-loss", "1"]):
+    for arguments in (
+        ["compare", str(folder / "base"), str(half)],
+        ["report", str(half)],
+        ["calibrate", str(half), "--max-loss", "1"],
+    ):
         error = runner.invoke(app, arguments).exception
         assert isinstance(error, UserError) and "not finished" in str(error) and "\n" not in str(error)
 

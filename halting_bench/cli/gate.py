@@ -15,9 +15,7 @@ def gate(
     rules: Annotated[Path | None, typer.Option(help="YAML: what must not get worse, and by how much.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML.")] = None,
     format: Annotated[str | None, typer.Option("--format", help="md, csv, tex or json. Default: the terminal.")] = None,
-    update_baseline: Annotated[
-        bool, typer.Option("--update-baseline", help="Replace the baseline; judge nothing.")
-    ] = False,
+    update_baseline: Annotated[bool, typer.Option("--update-baseline", help="Replace the baseline; judge nothing.")] = False,
 ) -> None:
     """Judge a run against a baseline. Exit codes: 0 ok, 1 regression, 3 inconclusive, 4 incomparable, 5 incomplete."""
     from halting_bench.analysis.gate import Verdict, exit_code

@@ -280,4 +280,3 @@ def _figures(test: Harvest, exits: np.ndarray, trained: int) -> dict[str, Any]:
         "mean_depth": float(depth[0]), "depth_lo": float(low[0]), "depth_hi": float(high[0]), "quality": float(own.mean()),
         "delta": float(delta), "delta_lo": float(delta_low), "delta_hi": float(delta_high),
     }  # fmt: skip
-

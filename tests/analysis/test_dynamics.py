@@ -56,6 +56,4 @@ def test_a_planar_orbit_lies_in_its_principal_plane_and_ends_in_the_origin() -> 
     plane, share = dynamics.principal_plane(orbit)
     assert share == pytest.approx(1.0)
     np.testing.assert_allclose(plane[:, -1], 0.0, atol=1e-12)
-    np.testing.assert_allclose(
-        np.linalg.norm(np.diff(plane, axis=1), axis=2), dynamics.step_norms(orbit), rtol=1e-9
-    )
+    np.testing.assert_allclose(np.linalg.norm(np.diff(plane, axis=1), axis=2), dynamics.step_norms(orbit), rtol=1e-9)

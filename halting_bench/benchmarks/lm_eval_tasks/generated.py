@@ -31,9 +31,11 @@ def load(name: str, documents: int, seed: int, **metadata: object) -> dict[str, 
         for sequence in task.sequences(document):
             scored = np.flatnonzero(sequence.targets != NOT_SCORED)
             place = int(np.random.default_rng([_POSITION_STREAM, sequence.uid]).choice(scored))
-            rows.append({
-                "prompt": bytes(sequence.tokens[: place + 1].tolist()).decode("ascii"),
-                "answer": chr(sequence.targets[place]),
-                "level": levels[sequence.codes["level"][place]],
-            })
+            rows.append(
+                {
+                    "prompt": bytes(sequence.tokens[: place + 1].tolist()).decode("ascii"),
+                    "answer": chr(sequence.targets[place]),
+                    "level": levels[sequence.codes["level"][place]],
+                }
+            )
     return {"test": Dataset.from_list(rows)}
