@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from halting_bench.analysis.statistics import mean_interval, paired_difference
+from halting_bench.analysis.statistics import mean_interval
 from halting_bench.engine.controls import random_sums, uniform_at
 from halting_bench.engine.points import SPLITS, Tallies, TracedUnit
 from halting_bench.engine.replay import Tally
@@ -99,8 +99,8 @@ def _compare(frame: "pd.DataFrame", unit: TracedUnit, tally: Tally, mask: np.nda
     same_depth = uniform_at(frame["mean_depth"].to_numpy(), uniform)
     random, _ = random_sums(tally.histogram, uniform, counts)
     for name, sums in (("delta_uniform", own), ("delta_random", random)):
-        found = np.array([paired_difference(sign * a, sign * b, counts) for a, b in zip(sums, same_depth, strict=True)])
-        frame[name], frame[f"{name}_lo"], frame[f"{name}_hi"] = found.T
+        # The paired difference of every point at once.
+        frame[name], frame[f"{name}_lo"], frame[f"{name}_hi"] = mean_interval(sign * (sums - same_depth), counts, bounded=False)
 
 
 def random_rows(unit: TracedUnit, points: Points, tallies: Tallies) -> "pd.DataFrame":
