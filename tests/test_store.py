@@ -6,6 +6,8 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -63,20 +65,26 @@ def test_json_refuses_what_json_has_no_word_for(tmp_path: Path):
     assert not (tmp_path / "x.json").exists()
 
 
-@pytest.fixture
-def small_disk():
-    """Files may not grow beyond 10 kB: what a full disk answers, but for the number of the error."""
+@contextmanager
+def small_disk() -> Iterator[None]:
+    """Files may not grow beyond 10 kB: what a full disk answers, but for the number of the error.
+
+    Only around the write itself: pytest's own output may be a file that is longer already.
+    """
     kept = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, kept[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, kept)
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, kept)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_full_disk_is_one_line_and_the_old_file_stays(tmp_path: Path, small_disk: None):
+def test_a_full_disk_is_one_line_and_the_old_file_stays(tmp_path: Path):
     write_bytes(tmp_path / "file", b"old")
-    with pytest.raises(UserError, match=r"cannot write .*file \(.*\): free the disk or choose another --out$"):
+    expected = r"cannot write .*file \(.*\): free the disk or choose another --out$"
+    with pytest.raises(UserError, match=expected), small_disk():
         write_bytes(tmp_path / "file", bytes(20_000))
     assert (tmp_path / "file").read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
