@@ -112,7 +112,7 @@ def diagnose_source(
         named = catalog.find_model(str(source.folder))[1].benchmarks if source.folder else ()
         benchmark = named[0] if named else "docs"
     model = source.load()
-    chosen = source.benchmark(benchmark, model.spec.vocab_size)
+    chosen = source.benchmark(benchmark, model.spec)
     sequences = [chosen.sequences(document)[0] for document in chosen.sample(documents, 0)]
     floor = noise_floor(model, lambda dtype: source.load(dtype=dtype), seed)
     found = diagnose(model, sequences, steps=steps, seed=seed)

@@ -160,7 +160,7 @@ def _plan_job(
 
 def _benchmark(config: catalog.SweepConfig, source: ModelSource, model: RecurrentModel, name: str) -> Benchmark:
     if not name.startswith(LM_EVAL):
-        return source.benchmark(name, model.spec.vocab_size)
+        return source.benchmark(name, model.spec)
     from halting_bench.benchmarks.lm_eval_benchmark import LmEvalBenchmark  # lm-eval takes a second to import
 
     asked = config.lm_eval

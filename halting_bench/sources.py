@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from halting_bench import catalog
-from halting_bench.architectures.base import RecurrentModel
+from halting_bench.architectures.base import ModelSpec, RecurrentModel
 from halting_bench.architectures.config import read_config
 from halting_bench.architectures.hub import fetch, is_hub_id
 from halting_bench.architectures.load import load_model
@@ -49,10 +49,12 @@ class ModelSource:
         config = read_config(self.folder) if self.folder is not None else {}
         return load_tokenizer(self.folder, config, vocab_size)
 
-    def benchmark(self, name: str, vocab_size: int) -> Benchmark:
+    def benchmark(self, name: str, spec: ModelSpec) -> Benchmark:
         """A benchmark as this model reads it. Raises UserError for an unknown name, or a text that it cannot read."""
         found = catalog.find_benchmark(name)
-        return found.read_by(self.tokenizer(vocab_size).encoding()) if isinstance(found, TextBenchmark) else found
+        if isinstance(found, TextBenchmark):
+            return found.read_by(self.tokenizer(spec.vocab_size).encoding(), spec.max_length)
+        return found
 
     def hash(self) -> str:
         """The identity of the model: config and bytes of its weights, or the source of the class."""

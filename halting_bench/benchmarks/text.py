@@ -87,10 +87,12 @@ class TextBenchmark(Benchmark):
         self._source = source
         self._window, self._stride, self._encoding = window, stride, encoding
 
-    def read_by(self, encoding: Encoding) -> "TextBenchmark":
-        """The same documents for a model with that tokenizer."""
+    def read_by(self, encoding: Encoding, max_length: int) -> "TextBenchmark":
+        """The same documents for a model with that tokenizer, in windows that it can hold (then it is another benchmark)."""
+        window = min(self._window, max_length)
+        stride = self._stride if window == self._window else max(1, window * self._stride // self._window)
         return TextBenchmark(
-            self.name, self._documents, self._source, self.notes, window=self._window, stride=self._stride, encoding=encoding
+            self.name, self._documents, self._source, self.notes, window=window, stride=stride, encoding=encoding
         )
 
     def __len__(self) -> int:

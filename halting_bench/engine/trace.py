@@ -18,6 +18,7 @@ from halting_bench.architectures.base import RecurrentModel
 from halting_bench.architectures.noise import initial_noise
 from halting_bench.benchmarks.base import NOT_SCORED, Sequence
 from halting_bench.engine.riders import Riders
+from halting_bench.errors import UserError
 from halting_bench.halting.policy import HaltingPolicy, View, undefined_readout
 from halting_bench.halting.signals import SIGNALS, Features
 
@@ -45,6 +46,9 @@ def trace(model: RecurrentModel, sequences: list[Sequence], plan: TracePlan) -> 
     Rows come out in the order of `sequences`, whatever the batching. One-loop models only: with several loops an exit
     in the first changes what the next one sees, and such rows are executed instead.
     """
+    longest = max((len(s.tokens) for s in sequences), default=0)
+    if longest > model.spec.max_length:
+        raise UserError(f"a sequence has {longest} tokens, the model holds {model.spec.max_length}: choose another benchmark")
     columns = _empty_shard(sequences, plan, np.dtype(np.float64 if _dtype(model) == torch.float64 else np.float32))
     starts = np.cumsum([0] + [int((s.targets != NOT_SCORED).sum()) for s in sequences])
     for batch in batches_of(sequences, plan.batch_tokens):

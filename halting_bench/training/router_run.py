@@ -47,7 +47,7 @@ def train_router(
         named = catalog.find_model(str(source.folder))[1].benchmarks if source.folder else ()
         benchmark = named[0] if named else "docs"
     model, model_hash = source.load(), source.hash()
-    chosen = source.benchmark(benchmark, model.spec.vocab_size)
+    chosen = source.benchmark(benchmark, model.spec)
     spec = model.spec
     steps = max_steps or (spec.mean_recurrence if spec.fixed_recurrence else 2 * spec.mean_recurrence)
     ids = chosen.sample(documents, seed)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from halting_bench.benchmarks.base import NOT_SCORED
 from halting_bench.benchmarks.classes import CLASS_NAMES, class_codes
-from halting_bench.benchmarks.text import Encoding, TextBenchmark, Tokens
+from halting_bench.benchmarks.text import BYTES, Encoding, TextBenchmark, Tokens
 from halting_bench.errors import UserError
 
 DOCUMENT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=600).map(str.encode)
@@ -120,3 +120,11 @@ def test_tokens_of_several_bytes_keep_their_place_in_bytes():
     assert [int(code) for code in sequence.codes["position"]] == [0] * 8 + [1] * 12
     assert {CLASS_NAMES[code] for code in sequence.codes["class"]} == {"letters"}
     assert len(toy.document(0)) == 40
+
+
+def test_a_model_that_holds_less_than_a_window_reads_shorter_ones_as_another_benchmark():
+    whole = TextBenchmark("t", [bytes(range(1, 200)) * 3], {})
+    short = whole.read_by(BYTES, 128)
+    assert max(len(s.tokens) for s in short.sequences(0)) <= 128
+    assert sum(int((s.targets >= 0).sum()) for s in short.sequences(0)) == 597
+    assert short.manifest() != whole.manifest() == whole.read_by(BYTES, 4096).manifest()

@@ -62,7 +62,7 @@ def test_every_token_begins_inside_the_text(folder):
 
 def test_a_text_benchmark_is_read_by_it(folder):
     documents = TextBenchmark("text:x", [TEXT.encode(), b"The loop"], {})
-    read = documents.read_by(load_tokenizer(folder, {}, 300).encoding())
+    read = documents.read_by(load_tokenizer(folder, {}, 300).encoding(), 256)
     assert len(read.sequences(1)[0].tokens) < len(documents.sequences(1)[0].tokens)
     assert read.manifest()["encoding"].startswith("tokenizer.json:")
     assert read.manifest()["bytes"] == documents.manifest()["bytes"]
