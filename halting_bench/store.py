@@ -68,16 +68,20 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 class Arrays:
-    """A file of named arrays, read one at a time."""
+    """A file of named arrays, read one at a time. The file is mapped only while it is read, so that memory stays flat."""
 
     def __init__(self, path: Path):
         from safetensors import safe_open
 
-        self._file = safe_open(path, framework="numpy")
-        self.names = frozenset(self._file.keys())
+        self._path = path
+        with safe_open(path, framework="numpy") as file:
+            self.names = frozenset(file.keys())
 
     def __getitem__(self, name: str) -> np.ndarray:
-        array: np.ndarray = self._file.get_tensor(name)
+        from safetensors import safe_open
+
+        with safe_open(self._path, framework="numpy") as file:
+            array: np.ndarray = file.get_tensor(name)
         return array
 
 
