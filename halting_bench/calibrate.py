@@ -23,7 +23,7 @@ from halting_bench.engine.curve import CurveBuilder, sample_curve
 from halting_bench.engine.points import RowCost, Tallies, TracedUnit, extrema, replay_exits, replay_thresholds
 from halting_bench.engine.replay import Rule, unsigned_threshold
 from halting_bench.errors import UserError, unknown_name
-from halting_bench.plan import replay_combination, replay_rule, trace_shards
+from halting_bench.plan import folder_name, replay_combination, replay_rule, trace_shards
 from halting_bench.records import Metric
 from halting_bench.rerun import sweep_command
 from halting_bench.store import Run
@@ -134,9 +134,8 @@ def _metric(name: str, benchmark: str) -> Metric:
 def traced_unit(run: Run, model: str, benchmark: str, seed: int, metric: Metric) -> TracedUnit:
     """The recorded pass of one unit. Raises UserError with the command that makes it, where it is gone."""
     jobs = [job for job in run.manifest["plan"]["jobs"] if job["model"] == model and job["benchmark"] == benchmark]
-    slug = "".join(c if c.isalnum() or c in "-_." else "-" for c in benchmark)
     try:
-        shards = trace_shards(run.path / "trace" / model / slug / str(seed))
+        shards = trace_shards(run.path / "trace" / model / folder_name(benchmark) / str(seed))
     except FileNotFoundError:
         command = sweep_command(run.manifest, run.path, "--keep-trace")
         raise UserError(f"{run.path} has no trace of {model} on {benchmark}: record it again with `{command}`") from None

@@ -9,7 +9,7 @@ from halting_bench.architectures.base import RecurrentModel
 from halting_bench.benchmarks.base import Benchmark
 from halting_bench.errors import UserError
 from halting_bench.named import named_points, with_points
-from halting_bench.plan import plan_policy
+from halting_bench.plan import folder_name, plan_policy
 from halting_bench.records import SCHEMA_VERSION, digest
 from halting_bench.sources import ModelSource, find_model_source
 from halting_bench.timing.environment import stamp
@@ -137,7 +137,7 @@ def _plan_job(
             raise UserError(
                 f"benchmark '{benchmark.name}' has {len(documents)} document: two are needed, to calibrate and to test"
             )
-        key = f"{model_name}/{_slug(benchmark.name)}/{seed}"
+        key = f"{model_name}/{folder_name(benchmark.name)}/{seed}"
         units.append(
             Unit(
                 key=key,
@@ -178,10 +178,6 @@ def _usual_benchmarks(source: ModelSource) -> tuple[str, ...]:
     """What a model is asked unless told otherwise: what its card names, else text."""
     card = catalog.find_model(str(source.folder))[1] if source.folder is not None else None
     return (card.benchmarks if card else ()) or ("docs",)
-
-
-def _slug(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
 def manifest(plan: Plan) -> dict[str, Any]:

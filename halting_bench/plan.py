@@ -148,6 +148,11 @@ def split_size(documents: int, fraction: float) -> int:
     return min(max(round(documents * fraction), 1), documents - 1)
 
 
+def folder_name(benchmark: str) -> str:
+    """What a benchmark's folder under trace/ and cells/ is called."""
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in benchmark)
+
+
 COMPLETE = "complete.json"
 """Names the file that says how many shards a trace has: without it, the pass did not end."""
 

@@ -160,6 +160,11 @@ def _latex(table: Table) -> str:
         # A row that opens with a bracket would be read as the optional argument of the \\ before it.
         lines.append(("{}" if cells[0].startswith("[") else "") + " & ".join(cells) + r" \\")
     head = " & ".join(latex_escape(column.title) for column in table.columns)
+    return latex_frame(table, "".join(column.kind.align[0] for column in table.columns), head, lines)
+
+
+def latex_frame(table: Table, alignment: str, head: str, lines: list[str]) -> str:
+    """A booktabs table around finished lines, with the table's title, label and footnotes."""
     notes = [rf"\par\footnotesize {latex_escape(note)}" for note in table.footnotes]
     return "\n".join(
         [
@@ -167,7 +172,7 @@ def _latex(table: Table) -> str:
             r"\centering",
             rf"\caption{{{latex_escape(table.title)}}}",
             rf"\label{{tab:{table.name}}}",
-            rf"\begin{{tabular}}{{{''.join(column.kind.align[0] for column in table.columns)}}}",
+            rf"\begin{{tabular}}{{{alignment}}}",
             r"\toprule",
             rf"{head} \\",
             r"\midrule",

@@ -5,7 +5,7 @@ Needs `\usepackage{siunitx, booktabs}`, and `\sisetup{detect-weight}` for the nu
 
 import re
 
-from halting_bench.reporting.exports import latex_escape
+from halting_bench.reporting.exports import latex_escape, latex_frame
 from halting_bench.reporting.table import Column, Interval, Kind, Row, Table
 from halting_bench.reporting.text import format_cell
 
@@ -21,25 +21,7 @@ def render_siunitx(table: Table) -> str:
             lines.append(r"\midrule")
         lines.append(" & ".join(cells) + r" \\")
     head = " & ".join(f"{{{latex_escape(column.title)}}}" for column in table.columns)
-    notes = [rf"\par\footnotesize {latex_escape(note)}" for note in table.footnotes]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{latex_escape(table.title)}}}",
-            rf"\label{{tab:{table.name}}}",
-            rf"\begin{{tabular}}{{{''.join(_alignment(table, index) for index in range(len(table.columns)))}}}",
-            r"\toprule",
-            rf"{head} \\",
-            r"\midrule",
-            *lines,
-            r"\bottomrule",
-            r"\end{tabular}",
-            *notes,
-            r"\end{table}",
-            "",
-        ]
-    )
+    return latex_frame(table, "".join(_alignment(table, index) for index in range(len(table.columns))), head, lines)
 
 
 def _plain(column: Column) -> bool:
