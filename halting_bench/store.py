@@ -185,7 +185,9 @@ def _read_frame(file: Path, *, categories: bool) -> "pd.DataFrame":
 
     schema = pq.read_schema(file)
     words = [each.name for each in schema if pa.types.is_string(each.type) or pa.types.is_large_string(each.type)]
-    return pd.read_parquet(file, read_dictionary=words)
+    # Each column becomes a block of its own and is let go at once: gathering them would copy everything once more.
+    frame: pd.DataFrame = pq.read_table(file, read_dictionary=words).to_pandas(split_blocks=True, self_destruct=True)
+    return frame
 
 
 def load_run(path: str | Path) -> Run:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from halting_bench.analysis.pairing import Controls, Incomparable, Incomplete, Pair, Point, Side, figures, first_seed
+from halting_bench.analysis.pairing import Controls, Figures, Incomparable, Incomplete, Pair, Point, Side, figures, first_seed
 from halting_bench.analysis.pareto import hypervolume as dominated_area
 from halting_bench.analysis.statistics import paired_difference, shift, student_quantile
 from halting_bench.store import Run
@@ -101,8 +101,7 @@ def gap_share(pair: Pair, policy: str) -> Difference:
         if policy not in side.iso:
             raise Incomplete(f"{policy} has no point of equal quality in one of the runs")
         own = figures(pair, side, [side.row(Point(policy, side.iso[policy]))], weights)
-        read = (*drawn["fixed"], *drawn["oracle-loss"], *own)
-        return np.array([_share(pair.sign, *values) for values in zip(*read, strict=True)])
+        return _share(pair.sign, drawn["fixed"], drawn["oracle-loss"], own)
 
     (base, base_draws), (head, head_draws) = (
         [share(side, drawn, weights) for drawn, weights in zip(known, (pair.whole, pair.weights), strict=True)]
@@ -217,15 +216,23 @@ def _curve(side: Side, policy: str) -> "pd.DataFrame":
     return curve.groupby("mean_depth", as_index=False)["quality"].mean().sort_values("mean_depth")
 
 
-def _share(
-    sign: int, uniform_depth: np.ndarray, uniform: np.ndarray, oracle_depth: np.ndarray, oracle: np.ndarray,
-    depth: np.ndarray, quality: np.ndarray,
-) -> float:  # fmt: skip
-    order, oracle_order = np.argsort(uniform_depth), np.argsort(oracle_depth)
-    at_same = np.interp(depth[0], uniform_depth[order], uniform[order])
-    best = np.interp(depth[0], oracle_depth[oracle_order], oracle[oracle_order])
+def _share(sign: int, uniform: Figures, oracle: Figures, own: Figures) -> np.ndarray:
+    """In each draw [B] the share that one point has closed; NaN where the oracle is no better than uniform depth."""
+    depth, quality = (values[:, 0] for values in own)
+    at_same, best = (_read(depth, *control) for control in (uniform, oracle))
     room = sign * (best - at_same)
-    return float(sign * (quality[0] - at_same) / room) if room > 0 else math.nan
+    return np.divide(sign * (quality - at_same), room, out=np.full(len(room), math.nan), where=room > 0)
+
+
+def _read(x: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
+    """`np.interp` of every draw at once. x: [B]; xs, ys: [B, G], in any order."""
+    order = np.argsort(xs, axis=1)
+    xs, ys = (np.take_along_axis(values, order, axis=1) for values in (xs, ys))
+    right = np.minimum((xs < x[:, None]).sum(axis=1), xs.shape[1] - 1)
+    left = np.maximum(right - 1, 0)
+    (x0, y0), (x1, y1) = ([values[np.arange(len(x)), side] for values in (xs, ys)] for side in (left, right))
+    way = np.divide(x - x0, x1 - x0, out=np.zeros(len(x)), where=x1 > x0)
+    return y0 + np.clip(way, 0, 1) * (y1 - y0)
 
 
 def _timed(run: Run, model: str, benchmark: str, point: Point) -> "pd.DataFrame":

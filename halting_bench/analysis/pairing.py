@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DRAWS = 400
-KEY = ("policy", "threshold")
 
+Figures = tuple[np.ndarray, np.ndarray]
+"""Mean depth and quality of points in each draw, [B, G] each."""
 
-Controls = dict[str, tuple[np.ndarray, np.ndarray]]
-"""Policy -> mean depth and quality of its points, [B, G] each."""
+Controls = dict[str, Figures]
+"""Policy -> the figures of its points."""
 
 
 class Incomparable(Exception):
@@ -94,9 +95,11 @@ class Pair:
     @cached_property
     def weights(self) -> np.ndarray:
         """How often each draw of a bootstrap over documents holds each document, float64 [B, M]: the same for both sides."""
-        documents = len(self.counts)
-        drawn = np.random.default_rng(0).multinomial(documents, np.full(documents, 1 / documents), size=DRAWS)
-        return drawn.astype(np.float64)
+        generator, documents = np.random.default_rng(0), len(self.counts)
+        weights = np.empty((DRAWS, documents))
+        for draw in weights:
+            draw[:] = np.bincount(generator.integers(documents, size=documents), minlength=documents)
+        return weights
 
     @cached_property
     def whole(self) -> np.ndarray:
@@ -116,10 +119,10 @@ class Pair:
         return base, head
 
 
-def figures(pair: Pair, side: Side, rows: list[int], weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean depth and quality of some points in each draw, [B, G] each. weights: [B, M]."""
-    tokens = weights @ pair.counts
-    depth, quality = (weights @ sums[rows].T / tokens[:, None] for sums in (side.depth, side.quality))
+def figures(pair: Pair, side: Side, rows: list[int], weights: np.ndarray) -> Figures:
+    """Of some points. weights: [B, M], which is read once for everything."""
+    drawn = weights @ np.vstack((side.depth[rows], side.quality[rows], pair.counts)).T
+    depth, quality = np.split(drawn[:, :-1] / drawn[:, -1:], 2, axis=1)
     return depth, quality
 
 
@@ -205,10 +208,18 @@ def _counts(frame: "pd.DataFrame", ids: np.ndarray) -> np.ndarray:
     return once.loc[ids].to_numpy(np.int64)
 
 
+def _coded(frame: "pd.DataFrame") -> tuple[np.ndarray, tuple[Point, ...]]:
+    """Each row's point, as a place in the points found. Much faster than grouping millions of rows."""
+    import pandas as pd
+
+    policy, names = pd.factorize(frame["policy"])
+    threshold, values = pd.factorize(frame["threshold"], use_na_sentinel=False)
+    code, found = pd.factorize(policy * len(values) + threshold)
+    return code, tuple(Point(str(names[each // len(values)]), float(values[each % len(values)])) for each in found)
+
+
 def _side(run: Run, model: str, benchmark: str, evidence: str, frame: "pd.DataFrame", ids: np.ndarray) -> Side:
-    groups = frame.groupby(list(KEY), dropna=False, sort=False)
-    code = groups.ngroup().to_numpy()
-    selected = tuple(Point(str(policy), float(threshold)) for policy, threshold in groups.groups)
+    code, selected = _coded(frame)
     document = frame["document"].to_numpy()
     column = np.minimum(np.searchsorted(ids, document), len(ids) - 1)
     shared = ids[column] == document

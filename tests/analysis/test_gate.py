@@ -5,8 +5,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from halting_bench.analysis.comparison import Difference, sign_test
+from halting_bench.analysis.comparison import Difference, gap_share, sign_test
 from halting_bench.analysis.gate import Verdict, exit_code, gate, judge
+from halting_bench.analysis.pairing import Point, pair
 from halting_bench.analysis.rules import GateRules
 from halting_bench.baseline import update_baseline
 from halting_bench.catalog import load_yaml, parse
@@ -66,6 +67,24 @@ def run_of(tmp_path):
 )
 def test_the_interval_decides_not_the_estimate(interval, worse, verdict):
     assert judge(Difference(0, 0, 0, *interval), 1.0, worse)[0] is verdict
+
+
+def test_the_closed_share_of_the_gap_is_read_off_both_curves_at_the_policys_own_depth(base):
+    aligned = pair(base, base, "demo", "demo", "docs")
+    side, tokens = aligned.base, aligned.counts.sum()
+
+    def curve(name):
+        rows = side.of_policy(name)
+        depth, quality = side.depth[rows].sum(axis=1) / tokens, side.quality[rows].sum(axis=1) / tokens
+        order = np.argsort(depth)
+        return depth[order], quality[order]
+
+    own = side.row(Point("latent-diff", side.iso["latent-diff"]))
+    depth, quality = side.depth[own].sum() / tokens, side.quality[own].sum() / tokens
+    uniform, oracle = (np.interp(depth, *curve(name)) for name in ("fixed", "oracle-loss"))
+    found = gap_share(aligned, "latent-diff")
+    assert found.base == pytest.approx((uniform - quality) / (uniform - oracle))
+    assert (found.value, found.lo, found.hi) == (0.0, 0.0, 0.0)
 
 
 def test_a_run_against_itself_passes_every_rule(base):
