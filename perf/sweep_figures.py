@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from perf.figure import figure
+from perf.page_figures import page_rows
 
 COMMAND = "python -m perf.sweep_figures"
 REPEATS = 5
@@ -43,6 +44,7 @@ def measurements() -> list[dict]:
         wall, cpu = run("sweep", "--out", str(folder))
         points = load_run(folder).points
         reports = imports_torch("report", str(folder))
+        page = page_rows(folder, COMMAND)
     ok = points[(points["status"] == "ok") & (points["subset"] == "all") & (points["split"] == "test")]
     distinct = int(ok["distinct"].sum())
     families = {policy for policy in ok["policy"] if not is_control(policy)}
@@ -58,7 +60,8 @@ def measurements() -> list[dict]:
         ("report imports torch", float(reports), "(1: yes)", "== 0", "cpu"),
         ("list imports torch", float(imports_torch("list", "models")), "(1: yes)", "== 0", "cpu"),
     ]
-    return [figure(name, float(value), unit, target, COMMAND, device=device) for name, value, unit, target, device in rows]
+    measured = [figure(name, float(value), unit, target, COMMAND, device=device) for name, value, unit, target, device in rows]
+    return measured + page
 
 
 if __name__ == "__main__":
