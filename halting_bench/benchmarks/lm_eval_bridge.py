@@ -105,6 +105,7 @@ def check_folder(folder: Path) -> None:
 
 def check_yaml(file: Path) -> dict[str, Any]:
     """The mapping in a task's YAML file, its includes merged, its functions unresolved. Raises UserError."""
+    prepare()
     from lm_eval.tasks._yaml_loader import load_yaml
 
     if not file.is_file():

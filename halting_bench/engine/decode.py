@@ -155,20 +155,20 @@ def serve(
     if not model.spec.causal:
         raise UserError(f"a {model.spec.family} model is not causal and cannot decode token by token: score it instead")
     waiting: deque[Request] = deque()
-    running: dict[int, Request] = {}
+    running: dict[tuple[int, float | None], Request] = {}
 
     def queue() -> Iterator[Request]:
         while True:
             request = waiting.popleft() if waiting else next(requests, None)
             if request is None:
                 return
-            running[request.uid] = request
+            running[request.key] = request
             yield request
 
     while True:
         try:
             for progress in SlotEngine(model, policy, plan, meter, core_step(model, mode, plan.workspace)).run(queue()):
-                del running[progress.request.uid]
+                del running[progress.request.key]
                 yield progress
             break
         except (RuntimeError, MemoryError) as error:

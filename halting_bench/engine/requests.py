@@ -23,6 +23,11 @@ class Request:
     threshold: float | None = None  # this sequence's own operating point, instead of the policy's
     ends: Callable[[list[int]], bool] | None = None  # whether the new tokens so far end it, beside the stop tokens
 
+    @property
+    def key(self) -> tuple[int, float | None]:
+        """What tells it from the others: one uid may run at several operating points, from the same initial states."""
+        return self.uid, self.threshold
+
     def as_prompt(self, tokens: int) -> "Request":
         """The same sequence, its leading tokens run as one prompt; 0: all of them stepped one by one."""
         return replace(self, prefill=tokens)
@@ -39,6 +44,8 @@ class Decoded:
     prompt_steps: list[int]  # [P]
     prompt_outcomes: list[Outcome]
     stopped: str  # "length", "stop" (a stop token came) or "nonfinite" (the state broke: no token)
+    loop_steps: list[list[int]]  # [M][L], `steps` loop by loop
+    threshold: float | None = field(default=None, compare=False)  # the request's own: one way of naming an operating point
 
 
 @dataclass
@@ -72,12 +79,15 @@ class Progress:
     def decoded(self) -> Decoded:
         """The public result. The last prompt row makes the first new token."""
         prompt, depths = len(self.request.tokens), [sum(row) for row in self.steps]
+        new = slice(prompt - 1, prompt - 1 + len(self.tokens))
         return Decoded(
             uid=self.request.uid,
             tokens=self.tokens,
-            steps=depths[prompt - 1 : prompt - 1 + len(self.tokens)],
-            outcomes=self.outcomes[prompt - 1 : prompt - 1 + len(self.tokens)],
+            steps=depths[new],
+            outcomes=self.outcomes[new],
             prompt_steps=depths[:prompt],
             prompt_outcomes=self.outcomes[:prompt],
             stopped=self.stopped,
+            loop_steps=self.steps[new],
+            threshold=self.request.threshold,
         )

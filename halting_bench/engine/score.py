@@ -70,6 +70,7 @@ def execute(
     prefill: str = "adaptive",
     seed: int = 0,
     batch_rows: int = 4096,
+    thresholds: np.ndarray | None = None,
     clock: Callable[[], float] | None = None,
 ) -> Executed:
     """Scores sequences with the policy acting.
@@ -84,6 +85,7 @@ def execute(
             (no different from the others), full or shared (see prefill.PREFILLS).
         seed: of the initial states.
         batch_rows: positions at once, or one sequence. Out of memory halves it.
+        thresholds: float64 [S], points of the policy side by side: the same sequence may come once a threshold.
         clock: times the stages when given. On a GPU it must wait for the device.
 
     Raises:
@@ -92,12 +94,15 @@ def execute(
     scorer = _Scorer(model, policy, max_steps, KvMode.parse(kv_mode).executable(), check_prefill(prefill), seed, Meter(clock))
     for sequence in sequences:
         check_length(len(sequence.tokens), 0, model)
+    if thresholds is not None and len(thresholds) != len(sequences):
+        raise ValueError(f"{len(sequences)} sequences need as many thresholds, not {len(thresholds)}")
     answers: list[_Answers] = []
     while len(answers) < len(sequences):
         batch = _next_batch(sequences[len(answers) :], batch_rows)
+        own = None if thresholds is None else thresholds[len(answers) :][: len(batch)]
         try:
             with torch.inference_mode():
-                answers += scorer.run(batch)
+                answers += scorer.run(batch, own)
             continue
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or len(batch) == 1:
@@ -129,18 +134,20 @@ class _Scorer:
     seed: int
     meter: Meter
 
-    def run(self, batch: list[Sequence]) -> list[_Answers]:
+    def run(self, batch: list[Sequence], own: np.ndarray | None) -> list[_Answers]:
+        """own: float64, the sequences' thresholds; None: the policy's."""
         if self.policy.needs_logits or not self.mode.exact_by_rounds(self.max_steps):
-            return self._forced(batch)
-        answers, broken = self._rounds(batch)
+            return self._forced(batch, own)
+        answers, broken = self._rounds(batch, own)
         if broken:
             if not self.model.spec.causal:  # every position sees the broken one: the sequence is lost
                 return [self._lost(s) if i in broken else a for i, (s, a) in enumerate(zip(batch, answers, strict=True))]
-            again = dict(zip(broken, self._forced([batch[i] for i in broken]), strict=True))
-            answers = [again.get(i, answer) for i, answer in enumerate(answers)]
+            again = self._forced([batch[i] for i in broken], None if own is None else own[broken])
+            mended = dict(zip(broken, again, strict=True))
+            answers = [mended.get(i, answer) for i, answer in enumerate(answers)]
         return answers
 
-    def _rounds(self, batch: list[Sequence]) -> tuple[list[_Answers], list[int]]:
+    def _rounds(self, batch: list[Sequence], own: np.ndarray | None) -> tuple[list[_Answers], list[int]]:
         """Answers of all, and which of them mean nothing because a state broke."""
         lengths = np.array([len(s.tokens) for s in batch])
         prompts = np.array([0 if self.prefill == "adaptive" else prompt_length(s) for s in batch])
@@ -164,6 +171,8 @@ class _Scorer:
             if len(chosen) == 0:
                 continue
             rows = self._rows(batch, slots[chosen], positions[chosen], lengths, like, shared)
+            if own is not None and policy is self.policy:
+                rows.thresholds = own[slots[chosen]]
             exits = run_rounds(self.model, policy, cache, rows, max_steps=self.max_steps, meter=self.meter)
             state[torch.from_numpy(chosen).to(like.device)] = exits.state
             steps[chosen], fired[chosen] = exits.steps, exits.fired
@@ -219,7 +228,7 @@ class _Scorer:
                 answers.append(_Answers(steps[whole], outcome[whole], fired[whole], loss[own], correct[own]))
         return answers
 
-    def _forced(self, batch: list[Sequence]) -> list[_Answers]:
+    def _forced(self, batch: list[Sequence], own: np.ndarray | None) -> list[_Answers]:
         """Token by token, the sequences side by side."""
         plan = Plan(
             slots=len(batch),
@@ -233,11 +242,15 @@ class _Scorer:
             scoring=True,
         )
         as_prompt = self.prefill != "adaptive" and runs_as_prompt(self.policy, plan)
-        requests = (Request(s.uid, s.tokens, 0, s.targets, prompt_length(s) if as_prompt else 0) for s in batch)
-        done = {p.request.uid: p for p in serve(self.model, self.policy, plan, requests, self.meter)}
+        thresholds = [None] * len(batch) if own is None else own.tolist()
+        requests = [
+            Request(s.uid, s.tokens, 0, s.targets, prompt_length(s) if as_prompt else 0, threshold)
+            for s, threshold in zip(batch, thresholds, strict=True)
+        ]
+        done = {p.request.key: p for p in serve(self.model, self.policy, plan, iter(requests), self.meter)}
         answers = []
-        for sequence in batch:
-            progress, ran = done[sequence.uid], len(done[sequence.uid].outcomes)
+        for sequence, request in zip(batch, requests, strict=True):
+            progress, ran = done[request.key], len(done[request.key].outcomes)
             answer = self._lost(sequence)
             answer.steps[:ran], answer.outcome[:ran], answer.fired[:ran] = progress.steps, progress.outcomes, progress.fired
             if progress.loss is None or progress.correct is None:

@@ -48,8 +48,9 @@ def by_reference(model: RecurrentModel, prompt: list[int], policy: HaltingPolicy
         tokens.append(int(rows[-1].logits.argmax()))
         rows += reference.feed(tokens[-1:]) if len(tokens) < 5 else []
     steps, outcomes = [sum(row.steps) for row in rows], [row.outcome for row in rows]
-    ask = len(prompt)
-    return Decoded(uid, tokens, steps[ask - 1 :], outcomes[ask - 1 :], steps[:ask], outcomes[:ask], "length")
+    ask, loops = len(prompt), [list(row.steps) for row in rows]
+    prompted = steps[:ask], outcomes[:ask]
+    return Decoded(uid, tokens, steps[ask - 1 :], outcomes[ask - 1 :], *prompted, "length", loops[ask - 1 :])
 
 
 @pytest.mark.parametrize("kv_mode", ["latest", "propagate", "last-only", "modulo-2", "absent"])

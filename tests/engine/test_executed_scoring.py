@@ -1,5 +1,7 @@
 """Laws of executed scoring, in float64: decisions exactly, losses to 1e-10."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -63,6 +65,29 @@ def test_every_signal_executes_as_the_masked_reference_does(signal: str) -> None
     model = tiny_huginn(seed=1)
     policy = middling(model, signal)
     assert_same(execute(model, texts(2), policy, max_steps=STEPS), by_reference(model, texts(2), policy))
+
+
+@pytest.mark.parametrize("kv_mode", ["latest", "last-only"])
+@pytest.mark.parametrize("prefill", ["adaptive", "full", "shared"])
+@pytest.mark.parametrize("signal", ["latent-diff", "kl"])
+def test_points_that_share_a_batch_equal_each_run_alone(kv_mode: str, prefill: str, signal: str) -> None:
+    model = tiny_huginn()
+    policy, sequences, how = (
+        middling(model, signal),
+        texts(3, prompt=3),
+        {"max_steps": STEPS, "kv_mode": kv_mode, "prefill": prefill},
+    )
+    thresholds = [policy.threshold * factor for factor in (0.5, 1.0, 2.0)]
+    together = execute(model, sequences * 3, policy, thresholds=np.repeat(thresholds, 3), batch_rows=20, **how)
+    assert len(set(together.exit_step)) > 2
+    alone = [execute(model, sequences, replace(policy, threshold=threshold), **how) for threshold in thresholds]
+    same(together, Executed(**{name: joined(alone, name) for name in vars(together)}))
+    assert together.core_steps == sum(each.core_steps for each in alone)
+
+
+def joined(parts: list[Executed], name: str) -> np.ndarray:
+    values = [getattr(part, name) for part in parts]
+    return np.concatenate(values) if isinstance(values[0], np.ndarray) else values
 
 
 @pytest.mark.parametrize("join", [AnyOf, AllOf])
