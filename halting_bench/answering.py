@@ -1,11 +1,12 @@
 """Answers a suite's questions with a model and a policy that acts: scoring and generation, task by task, counted.
 
-Shapes: A questions, N tokens, D = max_steps times loops, and 1.
+Operating points that differ in their threshold alone are answered side by side, in the same batches.
+Shapes: G operating points, A questions, N tokens, L loops, D = max_steps times loops, and 1.
 """
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class Point:
 
 @dataclass
 class Work:
-    """What the questions of one kind of one task took, all rows that ran: prompts too."""
+    """What the questions of one kind of one task took, all rows that ran: prompts too, and every point of the batch."""
 
     embeds: int = 0
     core_steps: int = 0
@@ -51,21 +52,37 @@ class Work:
 
 
 class Answered:
-    """Answers to A questions, and how deep their scored or newly made tokens went."""
+    """Answers to A questions at one operating point, and how deep their scored or newly made tokens went."""
 
-    def __init__(self, asks: Sequence[Ask], deepest: int):
+    def __init__(self, asks: Sequence[Ask], loops: int, max_steps: int, work: dict[tuple[str, str], Work]):
         self.asks = asks
+        self.work = work  # of each (task, kind of question); points of one batch share it
         self.answers: dict[int, list[Answer]] = {}  # index of the question -> one answer a repeat
-        self.histogram = np.zeros((len(asks), deepest + 1), np.int64)  # [A, D] tokens by core applications, all loops
+        self.histogram = np.zeros((len(asks), loops * max_steps + 1), np.int64)  # [A, D] tokens by core applications
         self.outcomes = np.zeros((len(asks), len(Outcome)), np.int64)
         self.never_fired = np.zeros(len(asks), np.int64)
-        self.work: dict[tuple[str, str], Work] = {}  # of each (task, kind of question)
+        self.context = np.zeros(len(asks), np.int64)  # summed over tokens: positions that each attends to
+        self.steps = np.zeros((len(asks), loops), np.int64)  # [A, L] core applications
+        self.step_context = np.zeros((len(asks), loops), np.int64)  # [A, L] the context of every core application, summed
 
-    def count(self, number: np.ndarray, steps: np.ndarray, outcomes: np.ndarray, never: np.ndarray) -> None:
-        """Counts tokens, arrays [N]: the question that each belongs to, its depth, how it ended, whether no rule ever fired."""
-        np.add.at(self.histogram, (number, steps), 1)
+    def count(
+        self, number: np.ndarray, steps: np.ndarray, context: np.ndarray, outcomes: np.ndarray, never: np.ndarray
+    ) -> None:
+        """Counts tokens.
+
+        Args:
+            number: int64 [N], the question that each belongs to.
+            steps: int64 [N, L], core applications in each loop.
+            context: int64 [N], positions that each attends to.
+            outcomes: int [N], records.Outcome.
+            never: int or bool [N], whether no rule would ever have fired.
+        """
+        np.add.at(self.histogram, (number, steps.sum(axis=1)), 1)
         np.add.at(self.outcomes, (number, outcomes), 1)
         np.add.at(self.never_fired, number, never)
+        np.add.at(self.context, number, context)
+        np.add.at(self.steps, number, steps)
+        np.add.at(self.step_context, number, steps * context[:, None])
 
     def summary(self) -> dict[str, dict[str, Any]]:
         """Figures by task and kind, JSON-able: the proof that the policy acted on every kind of question."""
@@ -96,43 +113,74 @@ def check_model(model: RecurrentModel, tokenizer: Tokenizer) -> None:
         raise UserError(f"the start token {start} lies outside the model's vocabulary of {model.spec.vocab_size}")
 
 
+Thresholds = Sequence[float | None]
+"""One an operating point; None: the policy's own."""
+
+
 def answer(model: RecurrentModel, tokenizer: Tokenizer, asks: Sequence[Ask], point: Point) -> Answered:
     """Runs every question with the policy acting.
 
     Raises:
         UserError: a question does not fit the model, or a name is unknown.
     """
+    return answer_points(model, tokenizer, asks, point, [None])[0]
+
+
+def answer_points(
+    model: RecurrentModel, tokenizer: Tokenizer, asks: Sequence[Ask], point: Point, thresholds: Thresholds
+) -> list[Answered]:
+    """`answer` at several thresholds of the policy: the same answers as one after another, from shared batches.
+
+    Raises:
+        UserError: as `answer`; or the policy has no single threshold.
+    """
     check_model(model, tokenizer)
-    done = Answered(asks, point.max_steps * len(model.spec.loops))
+    work: dict[tuple[str, str], Work] = {}
+    done = [Answered(asks, len(model.spec.loops), point.max_steps, work) for _ in thresholds]
     for task, kind in dict.fromkeys((ask.task, ask.kind) for ask in asks):
         numbers = [i for i, ask in enumerate(asks) if (ask.task, ask.kind) == (task, kind)]
         run = _generate if isinstance(asks[numbers[0]].body, Generation) else _score
-        done.work[task, kind] = run(model, tokenizer, done, numbers, point)
+        work[task, kind] = run(model, tokenizer, done, numbers, point, thresholds)
     return done
 
 
-def _score(model: RecurrentModel, tokenizer: Tokenizer, done: Answered, numbers: list[int], point: Point) -> Work:
-    asks = [done.asks[i] for i in numbers]
+def _score(
+    model: RecurrentModel,
+    tokenizer: Tokenizer,
+    done: list[Answered],
+    numbers: list[int],
+    point: Point,
+    thresholds: Thresholds,
+) -> Work:
+    asks = [done[0].asks[i] for i in numbers]
     encoded = encode_scoring(asks, tokenizer, point.max_length)
+    own = [t for t in thresholds if t is not None]
     ran = execute(
         model,
-        encoded.sequences,
+        encoded.sequences * len(done),
         point.policy,
+        thresholds=np.repeat(own, len(encoded.sequences)) if own else None,
         max_steps=point.max_steps,
         kv_mode=point.kv_mode,
         prefill=point.prefill,
         seed=point.seed,
         batch_rows=point.batch_rows,
     )
-    sums = AnswerSums(asks, encoded, 1)
-    sums.add(ran.sequence, ran.loss[None], ran.correct[None])
-    done.answers |= {numbers[i]: found for i, found in sums.answers(0).items()}
-    done.count(np.array(numbers, np.int64)[sums.owner(ran.sequence)], ran.exit_step, ran.outcome, ran.never_fired)
+    each = len(ran.sequence) // len(done)  # tokens of a point
+    sequence = ran.sequence[:each]
+    sums = AnswerSums(asks, encoded, len(done))
+    sums.add(sequence, ran.loss.reshape(len(done), each), ran.correct.reshape(len(done), each))
+    owner = np.array(numbers, np.int64)[sums.owner(sequence)]
+    for number, answered in enumerate(done):
+        answered.answers |= {numbers[i]: found for i, found in sums.answers(number).items()}
+        own_rows = slice(number * each, (number + 1) * each)
+        context, never = ran.position[own_rows] + 1, ran.never_fired[own_rows]
+        answered.count(owner, ran.exit_per_loop[own_rows], context, ran.outcome[own_rows], never)
     return Work(
         embeds=ran.embeds,
         core_steps=ran.core_steps,
         readouts=ran.readouts,
-        prompt_tokens=sum(len(s.tokens) for s in encoded.sequences) - len(ran.exit_step),
+        prompt_tokens=len(done) * sum(len(s.tokens) for s in encoded.sequences) - len(ran.exit_step),
         prompt_core_steps=ran.core_steps - int(ran.exit_step.sum()),
         truncated_questions=encoded.truncated_asks,
         dropped_tokens=encoded.dropped_tokens,
@@ -141,18 +189,26 @@ def _score(model: RecurrentModel, tokenizer: Tokenizer, done: Answered, numbers:
 
 @dataclass(frozen=True)
 class _Draft:
-    """A text to be made: the answer to which question, of which of its repeats."""
+    """A text to be made: at which point, the answer to which question, of which of its repeats."""
 
+    place: int  # of the point
     number: int
     repeat: int
     body: Generation
 
 
-def _generate(model: RecurrentModel, tokenizer: Tokenizer, done: Answered, numbers: list[int], point: Point) -> Work:
+def _generate(
+    model: RecurrentModel,
+    tokenizer: Tokenizer,
+    done: list[Answered],
+    numbers: list[int],
+    point: Point,
+    thresholds: Thresholds,
+) -> Work:
     work, meter = Work(), Meter()
-    groups: dict[Sampling, dict[int, tuple[_Draft, Request]]] = {}
+    groups: dict[Sampling, list[tuple[_Draft, Request]]] = {}
     for number in numbers:
-        ask = done.asks[number]
+        ask = done[0].asks[number]
         if not isinstance(ask.body, Generation):
             raise TypeError(f"a {ask.kind} question is not generated")
         tokens, dropped = encode_prompt(ask.body, tokenizer, point.max_length)
@@ -161,21 +217,30 @@ def _generate(model: RecurrentModel, tokenizer: Tokenizer, done: Answered, numbe
         sampling = Sampling(ask.body.temperature, ask.body.top_k, ask.body.top_p, point.seed)
         ends = _stop_check(tokenizer, ask.body.until)
         for repeat in range(1 if sampling.greedy else ask.repeats):
-            request = Request(ask.uid(repeat), np.array(tokens, np.int64), ask.body.max_new_tokens, ends=ends)
-            groups.setdefault(sampling, {})[request.uid] = _Draft(number, repeat, ask.body), request
-    texts: dict[tuple[int, int], str] = {}
-    for sampling, drafts in groups.items():
-        for made in _stream(model, tokenizer, [request for _, request in drafts.values()], point, sampling, meter):
-            draft = drafts[made.uid][0]
-            texts[draft.number, draft.repeat] = _text(tokenizer, made, draft.body.until)
-            steps, outcomes = np.array(made.steps, np.int64), np.array(made.outcomes, np.int64)
-            done.count(np.full(len(steps), draft.number), steps, outcomes, np.zeros(len(steps), np.int64))
+            prompt = Request(ask.uid(repeat), np.array(tokens, np.int64), ask.body.max_new_tokens, ends=ends)
+            for place, threshold in enumerate(thresholds):
+                draft = _Draft(place, number, repeat, ask.body)
+                groups.setdefault(sampling, []).append((draft, replace(prompt, threshold=threshold)))
+    texts: dict[tuple[int, int, int], str] = {}
+    for sampling, queue in groups.items():
+        drafts = {request.key: draft for draft, request in queue}
+        for made in _stream(model, tokenizer, [request for _, request in queue], point, sampling, meter):
+            draft, count = drafts[made.uid, made.threshold], len(made.tokens)
+            texts[draft.place, draft.number, draft.repeat] = _text(tokenizer, made, draft.body.until)
+            done[draft.place].count(
+                np.full(count, draft.number),
+                np.array(made.loop_steps, np.int64).reshape(count, len(model.spec.loops)),
+                len(made.prompt_steps) + np.arange(count),
+                np.array(made.outcomes, np.int64),
+                np.zeros(count, np.int64),
+            )
             work.prompt_tokens += max(len(made.prompt_steps) - 1, 0)  # the last one makes the first new token
             work.prompt_core_steps += sum(made.prompt_steps[:-1])
     work.embeds, work.core_steps, work.readouts = meter.embeds, meter.core_steps, meter.readouts
-    for number in numbers:
-        greedy = texts[number, 0]
-        done.answers[number] = [texts.get((number, repeat), greedy) for repeat in range(done.asks[number].repeats)]
+    for place, answered in enumerate(done):
+        for number in numbers:
+            greedy, repeats = texts[place, number, 0], answered.asks[number].repeats
+            answered.answers[number] = [texts.get((place, number, repeat), greedy) for repeat in range(repeats)]
     return work
 
 

@@ -4,21 +4,21 @@ Shapes: G operating points, M documents in sample order, A questions, N rows of 
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from halting_bench.answering import Answered, Point, answer
+from halting_bench.answering import Answered, Point, Thresholds, answer_points
 from halting_bench.architectures.base import RecurrentModel
 from halting_bench.benchmarks.asks import Answer, AnswerSums
 from halting_bench.benchmarks.lm_eval_benchmark import LmEvalBenchmark, numbered
 from halting_bench.engine.controls import ORACLE_PRICES, fixed_exits, oracle_exits, saturation_exits
+from halting_bench.engine.multi_loop import GivenDepth
 from halting_bench.engine.points import ExitSource, TracedUnit, choose_thresholds, grid_bounds
 from halting_bench.engine.replay import Rule, Tally, recorded_threshold, running_extremum, tally_exits
 from halting_bench.execution import ChosenPoint
-from halting_bench.halting.policies import FixedDepth
 from halting_bench.halting.policy import HaltingPolicy
 from halting_bench.plan import PolicyPlan, build_policy
 from halting_bench.records import Outcome
@@ -40,7 +40,7 @@ class Ran:
     answers: Callable[[int], dict[int, list[Answer]]]  # of a point
     tallies: dict[Group, Tally]  # their `quality` is not used
     counts: np.ndarray  # int64 [M] scored or made tokens of each document; [G, M] where points differ
-    base_flops: dict[Group, float]  # FLOPs apart from the watched steps; NaN where contexts are not known
+    base_flops: dict[Group, np.ndarray]  # FLOPs apart from the watched steps, [G] or [1]
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,15 @@ class _Replay:
         base = {group: self._base_flops(points.needs_logits, mask) for group, mask in masks.items()}
         return Ran(points, sums.answers, tallies, traced.counts, base)
 
-    def _base_flops(self, needs_logits: bool, mask: np.ndarray) -> float:
-        """FLOPs of some documents' rows apart from their watched steps."""
+    def _base_flops(self, needs_logits: bool, mask: np.ndarray) -> np.ndarray:
+        """FLOPs of some documents' rows apart from their watched steps, [1]."""
         cost = self.traced.cost
         fixed, per_context = cost.embed
         if not needs_logits:
             fixed, per_context = fixed + cost.readout[0], per_context + cost.readout[1]
-        return fixed * float(self.traced.counts[mask].sum()) + per_context * float(self.traced.context_sums[mask].sum())
+        return fixed * self.traced.counts[mask].sum(keepdims=True) + per_context * self.traced.context_sums[mask].sum(
+            keepdims=True
+        )
 
 
 def rule_exits(rule: Rule, bounds: np.ndarray) -> ExitSource:
@@ -141,15 +143,13 @@ def executed_cells(unit: Unit, benchmark: LmEvalBenchmark, model: RecurrentModel
     """Uniform depths (powers of two, the trained depth and the largest), then the absolute thresholds of every policy."""
     execution = _Execution(unit, benchmark, model, kv_mode, prefill)
     powers = {2**i for i in range(unit.max_steps.bit_length()) if 2**i <= unit.max_steps}
-    depths = sorted(powers | {unit.mean_recurrence, unit.max_steps})
-    points = Points("fixed", np.array(depths, float), "control", 1, 1, "{}", needs_logits=False)
-    yield Cell("fixed", lambda: execution.run(points, [FixedDepth(depth) for depth in depths]))
+    depths = np.array(sorted(powers | {unit.mean_recurrence, unit.max_steps}), float)
+    points = Points("fixed", depths, "control", 1, 1, "{}", needs_logits=False)
+    yield Cell("fixed", lambda: execution.side_by_side(points, GivenDepth()))
     for plan in unit.plans:
         thresholds = plan.recipe.grid.absolute
-        policies = [build_policy(plan.recipe, threshold) for threshold in thresholds]
-        described = describe(plan, np.array(thresholds))
         reason = plan.not_applicable or ("" if thresholds else "its recipe has no absolute threshold to execute")
-        yield Cell(plan.recipe.name, lambda p=described, q=policies: execution.run(p, q), reason)  # type: ignore[misc]
+        yield Cell(plan.recipe.name, lambda plan=plan, t=thresholds: execution.policy(plan, t), reason)  # type: ignore[misc]
 
 
 def acted_cells(
@@ -157,11 +157,11 @@ def acted_cells(
 ) -> Iterator[Cell]:
     """Chosen points of a replayed unit, executed."""
     execution = _Execution(unit, benchmark, model, kv_mode, prefill)
-    for number, point in enumerate(chosen):
-        described = describe(point.plan, np.array([point.threshold]))
-        policies = [point.policy()]
-        run = lambda p=described, q=policies: execution.run(p, q)  # noqa: E731 - a default keeps this point's own
-        yield Cell(point.plan.recipe.name, run, file=f"executed-{number}")
+    for plan in unit.plans:
+        thresholds = sorted(point.threshold for point in chosen if point.plan is plan)
+        if thresholds:
+            run = lambda plan=plan, t=thresholds: execution.policy(plan, t)  # noqa: E731 - a default keeps this policy's own
+            yield Cell(plan.recipe.name, run, file=f"executed-{plan.recipe.name}")
 
 
 @dataclass(frozen=True)
@@ -172,26 +172,54 @@ class _Execution:
     kv_mode: str
     prefill: str
 
-    def run(self, points: Points, policies: list[HaltingPolicy]) -> Ran:
-        unit, masks = self.unit, task_masks(self.benchmark, self.unit)
-        done: list[Answered] = []
-        for policy in policies:
-            point = Point(policy, unit.max_steps, self.benchmark.max_length, self.kv_mode, self.prefill, unit.seed)
-            done.append(answer(self.model, self.benchmark.tokenizer, self.benchmark.suite.asks, point))
-        place = numbered(self.benchmark.suite, unit.documents)
-        document = place[np.array([ask.document for ask in self.benchmark.suite.asks])]
+    def policy(self, plan: PolicyPlan, thresholds: Sequence[float]) -> Ran:
+        """Points of a policy: those of one threshold rule share their batches, any others run one by one."""
+        points = describe(plan, np.array(thresholds))
+        if plan.rule:
+            return self.side_by_side(points, build_policy(plan.recipe, float("nan")), plan.signal_flops)
+        done = [self._answer(build_policy(plan.recipe, threshold), [None])[0] for threshold in thresholds]
+        return self._ran(points, done, plan.signal_flops)
+
+    def side_by_side(self, points: Points, policy: HaltingPolicy, signal_flops: float = 0.0) -> Ran:
+        """Points that differ in the policy's threshold alone."""
+        return self._ran(points, self._answer(policy, points.thresholds.tolist()), signal_flops)
+
+    def _answer(self, policy: HaltingPolicy, thresholds: Thresholds) -> list[Answered]:
+        unit, benchmark = self.unit, self.benchmark
+        point = Point(policy, unit.max_steps, benchmark.max_length, self.kv_mode, self.prefill, unit.seed)
+        return answer_points(self.model, benchmark.tokenizer, benchmark.suite.asks, point, thresholds)
+
+    def _ran(self, points: Points, done: list[Answered], signal_flops: float) -> Ran:
+        unit, suite = self.unit, self.benchmark.suite
+        place = numbered(suite, unit.documents)
+        document = place[np.array([ask.document for ask in suite.asks])]
         counts = np.stack([np.bincount(document, a.histogram.sum(axis=1), minlength=len(place)) for a in done]).astype(np.int64)
-        tallies = {
-            group: _stack([_tally(a, document, mask, unit.max_steps) for a in done], len(points.thresholds))
-            for group, mask in masks.items()
-        }
-        return Ran(points, lambda i: done[i].answers, tallies, counts, dict.fromkeys(masks, float("nan")))
+        tallies: dict[Group, Tally] = {}
+        base: dict[Group, np.ndarray] = {}
+        for group, mask in task_masks(self.benchmark, unit).items():
+            flops = np.array([self._flops(a, mask[document], points.needs_logits, signal_flops) for a in done])
+            base[group] = flops[:, 0]
+            tallies[group] = _joined([_tally(a, document, mask, steps) for a, steps in zip(done, flops[:, 1:], strict=True)])
+        return Ran(points, lambda i: done[i].answers, tallies, counts, base)
+
+    def _flops(self, done: Answered, mine: np.ndarray, needs_logits: bool, signal_flops: float) -> tuple[float, float]:
+        """Counted FLOPs of the tokens of some questions (bool [A]): apart from the watched steps, and of these."""
+        costs = self.model.costs()
+        tokens, context = done.histogram[mine].sum(), done.context[mine].sum()
+        base = costs["embed"].fixed * tokens + costs["embed"].per_context * context
+        if not needs_logits:
+            base += costs["readout"].fixed * tokens + costs["readout"].per_context * context
+        steps = 0.0
+        for loop, (count, at) in enumerate(zip(done.steps[mine].sum(axis=0), done.step_context[mine].sum(axis=0), strict=True)):
+            looked = [costs[f"step/{loop}"], *([costs["readout"]] if needs_logits else [])]
+            steps += sum(each.fixed * count + each.per_context * at for each in looked) + signal_flops * count
+        return float(base), float(steps)
 
 
-def _tally(done: Answered, document: np.ndarray, mask: np.ndarray, steps: int) -> Tally:
+def _tally(done: Answered, document: np.ndarray, mask: np.ndarray, step_flops: np.ndarray) -> Tally:
     """Sums of one executed point over some documents' questions."""
     mine = mask[document]
-    depth = done.histogram @ np.arange(done.histogram.shape[1])
+    depth = done.steps.sum(axis=1)
     outcomes = done.outcomes[mine].sum(axis=0)
     return Tally(
         quality=np.zeros((1, len(mask))),
@@ -200,13 +228,10 @@ def _tally(done: Answered, document: np.ndarray, mask: np.ndarray, steps: int) -
         halted=outcomes[None, Outcome.HALTED],
         never=done.never_fired[mine].sum(keepdims=True),
         nonfinite=outcomes[None, Outcome.NONFINITE],
-        step_flops=np.array([np.nan]),
+        step_flops=step_flops,
         fingerprint=np.frombuffer(hashlib.blake2b(done.histogram[mine].tobytes(), digest_size=8).digest(), np.uint64),
     )
 
 
-def _stack(tallies: list[Tally], points: int) -> Tally:
-    joined = Tally(**{name: np.concatenate([vars(tally)[name] for tally in tallies]) for name in vars(tallies[0])})
-    if len(joined.halted) != points:
-        raise ValueError(f"{points} points were asked and {len(joined.halted)} ran")
-    return joined
+def _joined(tallies: list[Tally]) -> Tally:
+    return Tally(**{name: np.concatenate([vars(tally)[name] for tally in tallies]) for name in vars(tallies[0])})

@@ -1,5 +1,6 @@
 """The sweep of lm-eval tasks: every point's rows are lm-eval's own numbers, from one traced pass."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,10 @@ def job_of(tasks: Path, names: str, policies: tuple[str, ...]) -> Job:
     )
 
 
-def swept(tasks: Path, folder: Path, names: str, policies: tuple[str, ...] = ("kl", "gate-cdf")) -> tuple[dict[str, Any], Job]:
-    job = job_of(tasks, names, policies)
+def swept(
+    tasks: Path, folder: Path, names: str, policies: tuple[str, ...] = ("kl", "gate-cdf"), **changed: object
+) -> tuple[dict[str, Any], Job]:
+    job = replace(job_of(tasks, names, policies), **changed)  # type: ignore[arg-type]
     plan = Plan(SweepConfig(), "cpu", (job,), "run")
     with open_run(folder) as run:
         (frames,) = sweep_task(run, plan, job, MODEL, lambda: None, lambda: None)
@@ -162,6 +165,23 @@ def test_points_of_a_task_that_generates_are_executed(tasks: Path, tmp_path: Pat
     assert fixed["mean_depth"].tolist() == [1, 2, 4, 5]
     theirs = uniform(job, 2)["results"]["made"]
     assert fixed.set_index("threshold").loc[2, "quality"] == theirs["exact_match,first"]
+
+
+@pytest.mark.parametrize("names", ["word", "rolling"])
+def test_executed_uniform_depths_cost_what_replayed_ones_cost(tasks: Path, tmp_path: Path, names: str) -> None:
+    frames = [
+        swept(tasks, tmp_path / str(replayable), names, ("kl",), replayable=replayable)[0] for replayable in (True, False)
+    ]
+    replayed, executed = (
+        frame["points"].query("policy == 'fixed'").set_index(["split", "subset", "threshold"]) for frame in frames
+    )
+    both = replayed.loc[executed.index]
+    assert executed["evidence"].unique() == ["executed"]
+    for name in ("flops_per_token", "core_steps", "readouts", "n_tokens", "quality"):
+        np.testing.assert_allclose(executed[name].to_numpy(float), both[name].to_numpy(float), rtol=1e-5, err_msg=name)
+    assert executed["flops_per_token"].xs(("test", "all"), level=("split", "subset")).is_monotonic_increasing
+    rule = frames[1]["points"].query("policy == 'kl'")
+    assert (rule["flops_per_token"] > executed["flops_per_token"].min()).all()  # it pays for its readouts
 
 
 def test_a_point_whose_states_broke_is_a_failed_row_and_not_a_score() -> None:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halting_bench.answering import answer
+from halting_bench.answering import answer, answer_points
 from halting_bench.architectures.base import RecurrentModel
 from halting_bench.architectures.toy import toy_model
 from halting_bench.benchmarks.asks import (
@@ -153,6 +153,23 @@ def test_sampled_repeats_differ_and_greedy_ones_are_made_once() -> None:
     assert len(set(sampled.answers[0])) > 1
     assert len(greedy.answers[0]) == 3
     assert sampled.histogram.sum() == 3 * greedy.histogram.sum()
+
+
+def test_points_that_share_batches_answer_as_each_does_alone() -> None:
+    model = toy_model(dtype=torch.float64)
+    asks = [ask(Continuation(f"some text {i}", " and more"), i) for i in range(3)]
+    asks += [ask(Whole("a whole text"), 3), ask(Generation("go", ("e",), 5, temperature=1.0), 4, repeats=2)]
+    for signal in ("latent-diff", "kl"):  # in rounds, and token by token
+        point, thresholds = executed_point(ThresholdPolicy(signal, float("nan")), 5), [0.2, 0.4, 0.8]
+        together = answer_points(model, BYTES, asks, point, thresholds)
+        for threshold, shared in zip(thresholds, together, strict=True):
+            alone = answer(model, BYTES, asks, executed_point(ThresholdPolicy(signal, threshold), 5))
+            for name in ("histogram", "outcomes", "never_fired", "context", "steps", "step_context"):
+                np.testing.assert_array_equal(getattr(shared, name), getattr(alone, name), err_msg=name)
+            assert shared.answers[4] == alone.answers[4]
+            for number in range(4):
+                np.testing.assert_allclose(shared.answers[number], alone.answers[number], rtol=0, atol=1e-10)
+        assert len({shared.histogram.tobytes() for shared in together}) == 3  # the thresholds do matter
 
 
 class Fake:
