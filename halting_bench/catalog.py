@@ -327,9 +327,18 @@ class SweepConfig(Strict):
     rules: str | None = None  # a gate's rules, whose thresholds this run must have
 
 
-def read_config(file: Path | None, overrides: dict[str, Any], settings: list[str]) -> SweepConfig:
-    """The defaults, then a YAML file, then flags, then `--set key=value` (dots go inside), validated once."""
-    value: dict[str, Any] = load_yaml(file) if file else {}
+def read_config(
+    file: Path | None, overrides: dict[str, Any], settings: list[str], *, like: dict[str, Any] | None = None
+) -> SweepConfig:
+    """Settings, the later over the earlier, validated once.
+
+    Args:
+        file: YAML, over the defaults.
+        overrides: flags; None where one was not given.
+        settings: `key=value` of `--set`; dots go inside.
+        like: what another run was asked, in place of the defaults.
+    """
+    value: dict[str, Any] = {**(like or {}), **(load_yaml(file) if file else {})}
     value |= {key: given for key, given in overrides.items() if given is not None}
     for setting in settings:
         path, equals, text = setting.partition("=")

@@ -1,4 +1,4 @@
-"""The command that makes a run again, from what its manifest says was asked."""
+"""Making a run again, from what its manifest says was asked."""
 
 import json
 import shlex
@@ -7,6 +7,13 @@ from pathlib import Path
 from halting_bench.catalog import SweepConfig, show
 
 _FLAGS = {"models": "--model", "benchmarks": "--benchmark", "policies": "--policy", "seeds": "--seed"}
+_OWN = ("keep_trace", "plots", "like", "rules")
+"""Settings that concern one run's output and say nothing of what was measured."""
+
+
+def settings_of(manifest: dict) -> dict:
+    """What a sweep like that run is asked unless it says otherwise. Whether to trust code is asked anew each time."""
+    return {key: value for key, value in manifest["config"].items() if key not in (*_OWN, "trust_remote_code")}
 
 
 def sweep_command(manifest: dict, out: Path, *extra: str) -> str:
@@ -20,7 +27,7 @@ def sweep_command(manifest: dict, out: Path, *extra: str) -> str:
     asked, default = manifest["config"], show(SweepConfig())
     words = ["halting-bench", "sweep"]
     for key, value in asked.items():
-        if key in ("keep_trace", "plots", "like", "rules") or key not in default or value == default[key]:
+        if key in _OWN or key not in default or value == default[key]:
             continue
         if key in _FLAGS and value is not None:
             words += [word for each in value for word in (_FLAGS[key], str(each))]

@@ -28,7 +28,7 @@ def sweep(
     settings: Annotated[list[str] | None, typer.Option("--set", help="Any setting, key=value; dots go inside.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run a class the checkpoint ships.")] = False,
     keep_trace: Annotated[bool, typer.Option("--keep-trace", help="Keep the recorded pass for calibrate.")] = False,
-    like: Annotated[Path | None, typer.Option(help="A run to compare with: keep its points too.")] = None,
+    like: Annotated[Path | None, typer.Option(help="A run to compare with: ask the same, keep its points.")] = None,
     rules: Annotated[Path | None, typer.Option(help="A gate's rules: keep the points they name.")] = None,
     no_execute: Annotated[bool, typer.Option("--no-execute", help="Replay only: act out and time nothing.")] = False,
     no_latency: Annotated[bool, typer.Option("--no-latency", help="Act out the chosen points, but time nothing.")] = False,
@@ -42,6 +42,8 @@ def sweep(
     from halting_bench.catalog import read_config
     from halting_bench.cli.progress import bars
     from halting_bench.jobs import plan_sweep
+    from halting_bench.rerun import settings_of
+    from halting_bench.store import read_manifest
     from halting_bench.sweeping.run import sweep as run_sweep
 
     given: dict[str, Any] = {
@@ -64,7 +66,8 @@ def sweep(
     inner += [f"lm_eval.num_fewshot={num_fewshot}"] if num_fewshot is not None else []
     inner += [f"lm_eval.include_path={include_path}"] if include_path is not None else []
     inner += [f"latency.time_budget_s={time_budget}"] if time_budget is not None else []
-    resolved = read_config(config, given, [*inner, *(settings or [])])
+    asked = settings_of(read_manifest(like)) if like else None
+    resolved = read_config(config, given, [*inner, *(settings or [])], like=asked)
     if dry_run:
         print_json(plan_sweep(resolved).summary())
         return

@@ -9,6 +9,7 @@ from halting_bench.reporting.text import format_cell
 _ORDER = (Verdict.INCOMPLETE, Verdict.FAIL, Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE, Verdict.PASS)
 
 _COLUMNS = (
+    Column("number", "#", Kind.COUNT),
     Column("verdict", "verdict"),
     Column("model", "model"),
     Column("benchmark", "benchmark"),
@@ -32,9 +33,10 @@ def ordered(judgements: list[Judgement]) -> list[Judgement]:
 def gate_table(judgements: list[Judgement]) -> Table:
     """One row a judgement, the gravest first."""
     rows = []
-    for each in ordered(judgements):
+    for number, each in enumerate(ordered(judgements), 1):
         difference = each.difference
         cells = (
+            number,
             f"{each.verdict.value}{' (warning)' if each.softened else ''}",
             each.model,
             each.benchmark,
@@ -54,7 +56,7 @@ def gate_table(judgements: list[Judgement]) -> Table:
         "FAIL: the interval lies wholly beyond the margin; PASS: wholly inside it; else INCONCLUSIVE.",
         "Sign test: as many documents better as worse (McNemar's exact test where a document is one answer).",
     )
-    return Table("gate", summary(judgements), _COLUMNS, tuple(rows), footnotes, keys=5)
+    return Table("gate", summary(judgements), _COLUMNS, tuple(rows), footnotes, keys=2)
 
 
 def summary(judgements: list[Judgement]) -> str:
