@@ -1,8 +1,10 @@
-"""The step loop: rows at different depths share one core step; a row that halts is read out and re-enters at once.
+"""The step loop: rows at different depths share one core step; rows that halt are read out and re-enter together.
 
 The weights are the same at every depth, so a batch need not agree on its depth. One tick is one core step of every
-row, one look of the policy and one host read (which rows leave); rows that leave are read out, their next token is
-drawn on the device, embedded, and joins the next tick. Finished sequences are replaced from the queue.
+running row, one look of the policy and one host read (which rows halt). Once one row in COMPANY has halted, those are
+read out, their next tokens are drawn on the device, embedded, and join the next tick: readout and embedding cost nearly
+as much for one row as for several, so that rows which re-enter each by itself would pay with it what they saved (see
+perf/NOTES.md). Finished sequences are replaced from the queue. A row's tokens do not depend on whom it waits for.
 
 Shapes: R rows (one a busy slot), D width, V vocabulary, L loops.
 """
@@ -25,6 +27,9 @@ from halting_bench.errors import UserError
 from halting_bench.halting.policy import HaltingPolicy, State, View, take_rows
 from halting_bench.records import Outcome
 
+COMPANY = 4
+"""One row in so many has to have halted before they go on; so up to four rows never wait."""
+
 CoreStep = Callable[[int, Tensor, Tensor, SlotContext], Tensor]
 """(loop, state [R, D], input [R, D], context at that loop) -> the next state [R, D]."""
 
@@ -41,8 +46,11 @@ class SlotEngine:
         self.loops = len(model.spec.loops)
         self.tick = 0
         self.rows: list[Progress] = []
-        self.entered = np.zeros(0, np.int64)  # [R], the tick before each row's first step in its loop
-        self.loop = np.zeros(0, np.int64)  # [R]
+        self.entered = self.loop = np.zeros(0, np.int64)  # [R], entered: the tick before a row's first step in its loop
+        self.halted = np.zeros(0, np.int64)  # [R], the step at which a row that waits left its loop; 0: it is running
+        self.fired = self.sound = self.read = np.zeros(0, bool)  # [R] of rows that wait: the rule held; finite; in `logits`
+        self.logits = torch.zeros(0, device=self.device)  # [S, V] that the rules of rows that wait have read
+        self.places = np.zeros(0, np.int64)  # [R], `positions` on the host
         self.slots = self.positions = self.steps = torch.zeros(0, dtype=torch.int64, device=self.device)
         self.state = self.x = torch.zeros(0, model.spec.width, device=self.device)
         self.memory: State = {}
@@ -97,18 +105,26 @@ class SlotEngine:
         self.rows = entering
         if entering:
             self.slots = self._index(np.array([progress.slot for progress in entering]))
-            self.entered, self.loop = np.zeros(len(entering), np.int64), np.zeros(len(entering), np.int64)
+            self.entered, self.loop, self.halted, self.places = (np.zeros(len(entering), np.int64) for _ in range(4))
+            self.fired, self.sound, self.read = (np.zeros(len(entering), bool) for _ in range(3))
             self._enter(np.arange(len(entering)))
 
     def _step(self, requests: Iterator[Request]) -> list[Progress]:
         """One tick. Returns the sequences that it finished."""
         self.tick += 1
-        present = [np.flatnonzero(self.loop == loop) for loop in range(self.loops)]  # before any of them moves on
-        leaving = [row for loop, which in enumerate(present) if len(which) for row in self._advance(loop, which)]
+        present = [np.flatnonzero((self.loop == loop) & (self.halted == 0)) for loop in range(self.loops)]
+        for loop, which in enumerate(present):
+            if len(which):
+                self._advance(loop, which)
+        waiting = np.flatnonzero(self.halted)
+        if COMPANY * len(waiting) < len(self.rows):
+            return []
+        at = self.loop[waiting]
+        leaving = [row for loop in range(self.loops) for row in self._leave(loop, waiting[at == loop])]
         return self._turn_over(leaving, requests) if leaving else []
 
-    def _advance(self, loop: int, which: np.ndarray) -> list[int]:
-        """One core step of some rows. Returns those that were read out or broke: their position is done."""
+    def _advance(self, loop: int, which: np.ndarray) -> None:
+        """One core step of some rows."""
         some = None if len(which) == len(self.rows) else self._index(which)
         context = self._context(which, some)
         x, memory = self._take(self.x, some), self.memory if some is None else take_rows(self.memory, some)
@@ -127,24 +143,32 @@ class SlotEngine:
         halt, finite = torch.stack((verdict.halt, finite_rows(state))).cpu().numpy()
         out = np.flatnonzero(halt | ~finite | (host_steps >= self.plan.max_steps))
         if len(out) == 0:
-            return []
+            return
         done = which[out]
-        for row, fired, whole in zip(done, halt[out], finite[out], strict=True):
-            self._note(self.rows[row], loop, int(self.tick - self.entered[row]), bool(fired), bool(whole))
-        sound = out[finite[out]]
-        if len(sound):
-            rows = which[sound]
-            everyone = len(sound) == len(self.rows)
-            exits = self._take(state, None if everyone else self._index(sound))
-            at_exit = None if everyone else self._index(rows)
-            own = self._context(rows, at_exit)
-            self._freeze(loop, rows, exits, own)
-            if loop + 1 < self.loops:
-                self._next_loop(loop, rows, self.model.end(loop, exits, own.at(READOUT)))
-                return done[~finite[out]].tolist()
-            logits = trial[0] if trial else self._readout(loop, exits, own, [])()
-            self._answer(rows, own, logits[self._index(sound)] if trial and not everyone else logits)
-        return done.tolist()
+        self.halted[done], self.fired[done], self.sound[done] = host_steps[out], halt[out], finite[out]
+        self.read[done] = bool(trial)
+        if trial:
+            if len(self.logits) == 0:
+                self.logits = trial[0].new_zeros(self.plan.slots, trial[0].shape[1])
+            at = self._index(out)
+            self.logits.index_copy_(0, context.slots[at], trial[0][at])
+
+    def _leave(self, loop: int, rows: np.ndarray) -> list[int]:
+        """Rows that halted in a loop go on to the next one or are read out. Returns those whose position is done."""
+        for row in rows:
+            self._note(self.rows[row], loop, int(self.halted[row]), bool(self.fired[row]), bool(self.sound[row]))
+        broken, rows = rows[~self.sound[rows]].tolist(), rows[self.sound[rows]]
+        if len(rows) == 0:
+            return broken
+        some = None if len(rows) == len(self.rows) else self._index(rows)
+        exits, context = self._take(self.state, some), self._context(rows, some)
+        self._freeze(loop, rows, exits, context)
+        if loop + 1 < self.loops:
+            self._next_loop(loop, rows, self.model.end(loop, exits, context.at(READOUT)))
+            return broken
+        known = self.read[rows].all()
+        self._answer(rows, context, self.logits[context.slots] if known else self._readout(loop, exits, context, [])())
+        return broken + rows.tolist()
 
     def _note(self, progress: Progress, loop: int, step: int, fired: bool, finite: bool) -> None:
         """Records where a row left a loop; the row's outcome is known when it leaves the last."""
@@ -182,12 +206,12 @@ class SlotEngine:
         return (lambda: self.model.gate(state)) if self.model.spec.has_gate else None
 
     def _freeze(self, loop: int, rows: np.ndarray, exits: Tensor, context: SlotContext) -> None:
-        steps = self.tick - self.entered[rows]
+        steps = self.halted[rows]
         exit_kv: KeysValues = {}
         if self.tables.cache.mode.name == "propagate" and (steps < self.plan.max_steps).any():
             exit_kv = self.model.keys_values(loop, exits, context)
-        slots, positions = ([getattr(self.rows[r], name) for r in rows] for name in ("slot", "position"))
-        self.tables.cache.freeze(loop, np.array(slots), np.array(positions), steps, exit_kv)
+        slots = np.array([self.rows[r].slot for r in rows])
+        self.tables.cache.freeze(loop, slots, self.places[rows], steps, exit_kv)
 
     def _next_loop(self, loop: int, rows: np.ndarray, x: Tensor) -> None:
         self.loop[rows] = loop + 1
@@ -227,7 +251,9 @@ class SlotEngine:
         keep = np.setdiff1d(np.arange(len(self.rows)), gone)
         new = {int(row): i for i, row in enumerate(keep)}
         self.rows = [self.rows[row] for row in keep]
-        self.entered, self.loop = self.entered[keep], self.loop[keep]
+        self.entered, self.loop, self.halted = self.entered[keep], self.loop[keep], self.halted[keep]
+        self.places = self.places[keep]
+        self.fired, self.sound, self.read = self.fired[keep], self.sound[keep], self.read[keep]
         index = self._index(keep)
         self.slots, self.positions, self.steps = self.slots[index], self.positions[index], self.steps[index]
         self.state, self.x, self.memory = self.state[index], self.x[index], take_rows(self.memory, index)
@@ -236,7 +262,8 @@ class SlotEngine:
     def _enter(self, rows: np.ndarray) -> None:
         """Embeds the tokens at these rows' positions and starts their first loop."""
         some = None if len(rows) == len(self.rows) else self._index(rows)
-        positions = self._index(np.array([self.rows[r].position for r in rows]))
+        self.places[rows] = [self.rows[r].position for r in rows]
+        positions = self._index(self.places[rows])
         self.positions = self._put(self.positions, some, positions)
         slots = self._take(self.slots, some)
         self.loop[rows] = 0
@@ -255,7 +282,7 @@ class SlotEngine:
         with self.meter.stage("signal"):
             thresholds = np.array([np.nan if t is None else t for t in own]) if any(t is not None for t in own) else None
             memory = start_policy(self.policy, steps, state, thresholds)
-        self.entered[rows] = self.tick
+        self.entered[rows], self.halted[rows] = self.tick, 0
         self.x, self.state, self.steps = (
             self._put(old, some, new) for old, new in ((self.x, x), (self.state, state), (self.steps, steps))
         )
@@ -273,7 +300,7 @@ class SlotEngine:
     def _context(self, rows: np.ndarray, some: Tensor | None) -> SlotContext:
         """The attention context of some rows; `some` is their index, None when they are all."""
         slots, positions = self._take(self.slots, some), self._take(self.positions, some)
-        top = max(self.rows[r].position for r in rows) + 1
+        top = int(self.places[rows].max()) + 1
         single = (self.rows[rows[0]].slot, top - 1) if len(rows) == 1 else None
         return SlotContext(self.tables.cache, slots, positions, top, single=single)
 

@@ -22,7 +22,7 @@ from halting_bench.engine.slots import SlotEngine
 from halting_bench.engine.tables import Plan
 from halting_bench.errors import UserError
 from halting_bench.halting.policies import AnyOf, FixedDepth, ThresholdPolicy
-from halting_bench.halting.policy import HaltingPolicy
+from halting_bench.halting.policy import HaltingPolicy, State, Verdict, View
 from halting_bench.records import Outcome
 
 torch.set_num_threads(1)
@@ -81,6 +81,51 @@ def test_a_sequence_is_the_same_alone_in_any_batch_and_in_any_order(sampling: Sa
     assert backwards[::-1] == together
     alone = [run(model, [texts[i]], policy, sampling=sampling, uids=[i])[0] for i in names]
     assert alone == together
+
+
+class Glimpsing(HaltingPolicy):
+    """A rule on states that looks at logits, for nothing, whenever some row is at an even step."""
+
+    def __init__(self, rule: HaltingPolicy):
+        self.rule = rule
+
+    def init(self, view: View) -> State:
+        return self.rule.init(view)
+
+    def step(self, view: View, state: State) -> tuple[Verdict, State]:
+        if bool((view.step % 2 == 0).any()):
+            view.logits()
+        return self.rule.step(view, state)
+
+
+@pytest.mark.parametrize("model", [tiny_huginn, TwoLoops])
+@pytest.mark.parametrize("rule", ["latent-diff", "kl", "glimpsing"])
+def test_rows_that_wait_for_each_other_decode_what_they_would_alone(model: Callable[[], RecurrentModel], rule: str) -> None:
+    if model is TwoLoops:
+        if rule != "latent-diff":
+            pytest.skip("logits exist in the last loop only")
+        policy: HaltingPolicy = ThresholdPolicy(rule, 0.5)
+    else:
+        policy = Glimpsing(middling(model(), "latent-diff")) if rule == "glimpsing" else middling(model(), rule)
+    texts = prompts(24)
+    together = run(model(), texts, policy, slots=24)
+    assert len({step for result in together for step in result.steps}) > 1
+    assert together == [run(model(), [text], policy, slots=1, uids=[i])[0] for i, text in enumerate(texts)]
+
+
+def test_rows_re_enter_several_at_a_time() -> None:
+    model, calls = tiny_huginn(), 0
+    embed = model.embed
+
+    def counting(tokens: Tensor, context: SlotContext) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return embed(tokens, context)
+
+    model.embed = counting  # type: ignore[method-assign,assignment]
+    meter = Meter()
+    run(model, prompts(24), ScriptedExits(1, STEPS), slots=24, max_new_tokens=20, prefill="full", meter=meter)
+    assert meter.embeds >= 4 * calls
 
 
 def test_sampling_seeds_change_tokens_and_a_seed_repeats_them() -> None:
