@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halting_bench.analysis.pairing import Point
 from halting_bench.analysis.pareto import mark_fronts
 from halting_bench.analysis.selection import iso_rows, mark_iso
 from halting_bench.architectures.base import RecurrentModel
@@ -23,6 +22,7 @@ from halting_bench.engine.points import ExitSource, TracedUnit
 from halting_bench.engine.replay import running_extremum, signed_threshold, tally_exits, tally_thresholds
 from halting_bench.executed_sweep import Setting, sweep_executed
 from halting_bench.jobs import Job, Plan
+from halting_bench.named import is_named
 from halting_bench.plan import PolicyPlan
 from halting_bench.records import POINT_COLUMNS
 from halting_bench.sample_text import text_frame
@@ -131,10 +131,8 @@ def _curves(run: RunDirectory, unit: Unit) -> "pd.DataFrame":
 def _selected(unit: Unit, traced: TracedUnit, chooser: TracedUnit | None, rows: "pd.DataFrame") -> Iterable[Selected]:
     """The points whose details are kept, policy by policy."""
     known = rows[(rows["status"] == "ok") & ~rows["policy"].str.startswith("random@")]
-    wanted = [Point(policy, threshold) for policy, thresholds in unit.named.items() for threshold in thresholds]
     named = [
-        any(Point(policy, threshold).same(point) for point in wanted)
-        for policy, threshold in zip(known["policy"], known["threshold"], strict=True)
+        is_named(unit.named, policy, threshold) for policy, threshold in zip(known["policy"], known["threshold"], strict=True)
     ]
     keep = known[
         np.array(named, bool)

@@ -13,7 +13,8 @@ import torch
 from halting_bench.answering import Answered, Point, answer, check_model
 from halting_bench.architectures.base import ModelSpec, RecurrentModel
 from halting_bench.benchmarks.asks import USUAL_LENGTH
-from halting_bench.benchmarks.lm_eval_bridge import Suite, prepare
+from halting_bench.benchmarks.lm_eval_bridge import Suite
+from halting_bench.benchmarks.lm_eval_index import prepare
 from halting_bench.benchmarks.lm_eval_results import check_finite, jsonable, logged_sample, metrics_of, task_hashes
 from halting_bench.catalog import find_policy
 from halting_bench.errors import UserError

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from halting_bench.analysis.pairing import Point
 from halting_bench.analysis.rules import GateRules
 from halting_bench.catalog import PolicyRecipe, SweepConfig, load_yaml, parse
 from halting_bench.store import load_run
@@ -30,6 +31,11 @@ def named_points(config: SweepConfig, model: str, benchmark: str, policies: list
                 for policy in rule.policies(policies):
                     found.setdefault(policy, []).append(rule.threshold)
     return {policy: tuple(dict.fromkeys(found[policy])) for policy in policies if policy in found}
+
+
+def is_named(named: Named, policy: str, threshold: float) -> bool:
+    """Whether a point is among them, in whatever precision its threshold is written."""
+    return any(Point(policy, threshold).same(Point(policy, other)) for other in named.get(policy, ()))
 
 
 def with_points(recipe: PolicyRecipe, named: Named) -> PolicyRecipe:

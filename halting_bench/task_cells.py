@@ -37,7 +37,7 @@ class Ran:
     """G points of one policy, answered. A point whose state broke has NaN answers."""
 
     points: Points
-    answers: Callable[[int], dict[int, list[Answer]]]  # of a point
+    answers: Callable[[int], list[dict[int, list[Answer]]]]  # of a point, in each draw: one, unless it is random
     tallies: dict[Group, Tally]  # their `quality` is not used
     counts: np.ndarray  # int64 [M] scored or made tokens of each document; [G, M] where points differ
     base_flops: dict[Group, np.ndarray]  # FLOPs apart from the watched steps, [G] or [1]
@@ -115,18 +115,15 @@ class _Replay:
                     tallies[group].add(part)
                 else:
                     tallies[group] = part
-        base = {group: self._base_flops(points.needs_logits, mask) for group, mask in masks.items()}
-        return Ran(points, sums.answers, tallies, traced.counts, base)
+        base = {group: base_flops(traced, points.needs_logits, mask) for group, mask in masks.items()}
+        return Ran(points, lambda point: [sums.answers(point)], tallies, traced.counts, base)
 
-    def _base_flops(self, needs_logits: bool, mask: np.ndarray) -> np.ndarray:
-        """FLOPs of some documents' rows apart from their watched steps, [1]."""
-        cost = self.traced.cost
-        fixed, per_context = cost.embed
-        if not needs_logits:
-            fixed, per_context = fixed + cost.readout[0], per_context + cost.readout[1]
-        return fixed * self.traced.counts[mask].sum(keepdims=True) + per_context * self.traced.context_sums[mask].sum(
-            keepdims=True
-        )
+
+def base_flops(traced: TracedUnit, needs_logits: bool, mask: np.ndarray) -> np.ndarray:
+    """FLOPs of some documents' rows (bool [M]) apart from their watched steps, [1]."""
+    stages = [traced.cost.embed, *([] if needs_logits else [traced.cost.readout])]
+    rows, context = traced.counts[mask].sum(keepdims=True), traced.context_sums[mask].sum(keepdims=True)
+    return np.asarray(sum(fixed * rows + per_context * context for fixed, per_context in stages))
 
 
 def rule_exits(rule: Rule, bounds: np.ndarray) -> ExitSource:
@@ -200,7 +197,7 @@ class _Execution:
             flops = np.array([self._flops(a, mask[document], points.needs_logits, signal_flops) for a in done])
             base[group] = flops[:, 0]
             tallies[group] = _joined([_tally(a, document, mask, steps) for a, steps in zip(done, flops[:, 1:], strict=True)])
-        return Ran(points, lambda i: done[i].answers, tallies, counts, base)
+        return Ran(points, lambda point: [done[point].answers], tallies, counts, base)
 
     def _flops(self, done: Answered, mine: np.ndarray, needs_logits: bool, signal_flops: float) -> tuple[float, float]:
         """Counted FLOPs of the tokens of some questions (bool [A]): apart from the watched steps, and of these."""

@@ -1,6 +1,6 @@
 """What lm-eval's tasks measure, per document and aggregated over a part of the documents, with intervals.
 
-Shapes: G operating points, M documents in sample order.
+Shapes: G operating points, D draws, M documents in sample order.
 """
 
 import json
@@ -17,6 +17,9 @@ from halting_bench.benchmarks.lm_eval_results import metrics_of
 from halting_bench.errors import UserError
 
 JACKKNIFE_GROUPS = 20
+
+Values = list[list[list[Any]]]
+"""The metric by point, draw and document in sample order, as its aggregation takes it; None: the document has none."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +82,13 @@ def _measure(suite: Suite, key: str, tasks: tuple[str, ...], subset: str, primar
     return Measure(_name(key), key, subset, tasks, higher, mean, primary)
 
 
-def document_values(suite: Suite, results: dict[str, Any] | None, measure: Measure, place: np.ndarray) -> list[Any]:
+def document_values(suite: Suite, results: dict[str, Any], measure: Measure, place: np.ndarray) -> list[Any]:
     """The metric of each document in sample order, as its aggregation takes it; None where a document is of another task.
 
     Args:
-        results: lm-eval's, or None where an answer was not a number: then every value is NaN.
+        results: lm-eval's, its samples being enough.
         place: int64 [M], the place in the sample of each document number.
     """
-    if results is None:
-        return [math.nan] * len(place)
     metric, _, kept = measure.key.partition(",")
     numbers = {document: number for number, document in enumerate(suite.documents)}
     values: list[Any] = [None] * len(place)
@@ -98,13 +99,13 @@ def document_values(suite: Suite, results: dict[str, Any] | None, measure: Measu
     return values
 
 
-def summarise(suite: Suite, measure: Measure, values: list[list[Any]], mask: np.ndarray) -> np.ndarray:
+def summarise(suite: Suite, measure: Measure, values: Values, mask: np.ndarray) -> np.ndarray:
     """The metric over some documents with the two ends of its 95 % interval, [3, G].
 
     Args:
         suite: knows how the metric is aggregated.
         measure: the metric.
-        values: of each point, see `document_values`.
+        values: see `Values`. Draws are averaged: by document where the metric is a mean over documents.
         mask: bool [M]; documents of other tasks count for nothing.
     """
     kept = np.flatnonzero(mask & has_value(values))
@@ -115,17 +116,20 @@ def summarise(suite: Suite, measure: Measure, values: list[list[Any]], mask: np.
         bounded = bool(((matrix[sound] >= 0) & (matrix[sound] <= 1)).all())
         found[:, sound] = mean_interval(matrix[sound], np.ones(len(kept)), bounded=bounded)
         return found
-    return np.array([_jackknife(suite, measure, [row[document] for document in kept]) for row in values]).T
+    draws = [[_jackknife(suite, measure, [row[document] for document in kept]) for row in point] for point in values]
+    return np.array(draws).mean(axis=1).T
 
 
-def has_value(values: list[list[Any]]) -> np.ndarray:
+def has_value(values: Values) -> np.ndarray:
     """Documents that the metric is defined for, bool [M]; the same for every point that did not break."""
-    return np.array([all(value is not None for value in document) for document in zip(*values, strict=True)])
+    rows = [row for point in values for row in point]
+    return np.array([all(value is not None for value in document) for document in zip(*rows, strict=True)])
 
 
-def mean_matrix(values: list[list[Any]]) -> np.ndarray:
-    """float64 [G, M], 0 where a document has none."""
-    return np.array([[0.0 if value is None else float(value) for value in row] for row in values])
+def mean_matrix(values: Values) -> np.ndarray:
+    """float64 [G, M], the mean over draws; 0 where a document has none."""
+    matrix = [[[0.0 if value is None else float(value) for value in row] for row in point] for point in values]
+    return np.array(matrix).mean(axis=1)
 
 
 def _jackknife(suite: Suite, measure: Measure, values: list[Any]) -> tuple[float, float, float]:

@@ -4,12 +4,15 @@ Shapes: G operating points, M documents in sample order, R steps.
 """
 
 import hashlib
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from halting_bench.analysis.statistics import paired_difference
+from halting_bench.benchmarks.asks import Answer
 from halting_bench.benchmarks.lm_eval_benchmark import numbered
 from halting_bench.benchmarks.lm_eval_bridge import Suite
 from halting_bench.benchmarks.lm_eval_results import first_broken
@@ -19,11 +22,14 @@ from halting_bench.errors import UserError
 from halting_bench.records import Metric
 from halting_bench.tabulation import outcome_columns
 from halting_bench.task_cells import ALL, Group, Ran
-from halting_bench.task_measures import Measure, document_values, has_value, mean_matrix, measures, summarise
+from halting_bench.task_measures import Measure, Values, document_values, has_value, mean_matrix, measures, summarise
 from halting_bench.unit import Unit
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Answers = dict[int, list[Answer]]
+"""Index of the question -> one answer a repeat."""
 
 SPLITS = ("calibration", "test", ALL)
 """`all` is what one lm-eval run over the whole sample says."""
@@ -38,8 +44,12 @@ class CellRows:
     thresholds: np.ndarray  # [G]
     counts: np.ndarray  # int64 [G, M] tokens
     depth: np.ndarray  # int64 [G, M] core steps
-    histogram: np.ndarray  # int64 [G, R] of the test documents
+    histogram: np.ndarray  # int64 [2, G, R] of the calibration and of the test documents
     values: dict[str, np.ndarray]  # subset -> float64 [G, M] of metrics that are means over documents; 0: not defined
+
+    @property
+    def policy(self) -> str:
+        return str(self.rows["policy"].iloc[0])
 
     def arrays(self) -> dict[str, np.ndarray]:
         """What is kept beside the table."""
@@ -62,7 +72,7 @@ class CellRows:
     def exits(self, thresholds: tuple[float, ...]) -> "pd.DataFrame":
         """Exit histograms of some points over the test documents."""
         chosen = np.flatnonzero(self.is_one_of(thresholds))
-        return histogram_frame(str(self.rows["policy"].iloc[0]), self.thresholds[chosen], "all", self.histogram[chosen])
+        return histogram_frame(self.policy, self.thresholds[chosen], "all", self.histogram[1, chosen])
 
     def documents(self, unit: Unit, thresholds: tuple[float, ...]) -> "pd.DataFrame":
         """Rows by document of some points, for paired statistics; a document weighs 1 (`quality_count`)."""
@@ -74,7 +84,7 @@ class CellRows:
         splits = np.where(np.arange(len(unit.documents)) < unit.calibration(), "calibration", "test")
         return pd.DataFrame(
             {
-                "policy": self.rows["policy"].iloc[0],
+                "policy": self.policy,
                 "threshold": np.repeat(self.thresholds[chosen], len(splits)),
                 "split": np.tile(splits, len(chosen)),
                 "document": np.tile(np.array(unit.documents), len(chosen)),
@@ -99,27 +109,25 @@ def cell_rows(ran: Ran, suite: Suite, unit: Unit, masks: dict[Group, np.ndarray]
     import pandas as pd
 
     place = numbered(suite, unit.documents)
-    results = _scored(ran, suite)
-    sound = next((result for result in results if result is not None), None)
-    if sound is None:
-        raise UserError(f"no point of {ran.points.policy} has answers that are numbers: the model's states break")
-    found = fixed.measures if fixed else measures(suite, sound)
-    counts = np.broadcast_to(ran.counts, (len(results), len(place)))
+    found, by_subset = _values(ran, suite, fixed.measures if fixed else [], place)
+    counts = np.broadcast_to(ran.counts, (len(ran.points.thresholds), len(place)))
     cell = CellRows(
         rows=pd.DataFrame(),
         measures=found,
         thresholds=ran.points.thresholds.astype(np.float64),
         counts=np.ascontiguousarray(counts),
         depth=ran.tallies[ALL, ALL].depth,
-        histogram=ran.tallies[ALL, "test"].histogram,
+        histogram=np.stack([ran.tallies[ALL, split].histogram for split in ("calibration", "test")]),
         values={},
     )
     frames = []
     for measure in found:
-        values = [document_values(suite, result, measure, place) for result in results]
+        group = measure.tasks[0] if measure.subset.startswith("task:") else ALL
+        if (group, ALL) not in ran.tallies:
+            continue
+        values = by_subset[measure.subset]
         if measure.is_mean:
             cell.values[measure.subset] = mean_matrix(values)
-        group = measure.tasks[0] if measure.subset.startswith("task:") else ALL
         for split in SPLITS:
             mask = masks[group, split]
             if mask.any():
@@ -132,24 +140,43 @@ def cell_rows(ran: Ran, suite: Suite, unit: Unit, masks: dict[Group, np.ndarray]
     return cell
 
 
-def _scored(ran: Ran, suite: Suite) -> list[dict[str, Any] | None]:
-    """lm-eval's results of each point; None where an answer is not a number."""
-    known: dict[bytes, dict[str, Any] | None] = {}
-    out = []
-    for point in range(len(ran.points.thresholds)):
-        answers = ran.answers(point)
+def _values(ran: Ran, suite: Suite, known: list[Measure], place: np.ndarray) -> tuple[list[Measure], dict[str, Values]]:
+    """What there is to measure, and its values by subset: every distinct set of answers is scored by lm-eval once.
+
+    Args:
+        known: what is measured, where that is known; else the first scores tell.
+    """
+    seen: dict[bytes, dict[str, list[Any]] | None] = {}  # None: an answer is not a number
+
+    def read(answers: Answers, judge: Callable[[Answers], dict[str, Any]]) -> dict[str, list[Any]] | None:
+        nonlocal known
         key = hashlib.sha256(repr(answers).encode()).digest()
-        if key not in known:
-            known[key] = suite.score(answers) if first_broken(answers) is None else None
-        out.append(known[key])
-    return out
+        if key not in seen:
+            seen[key] = None
+            if first_broken(answers) is None:
+                result = judge(answers)
+                known = known or measures(suite, result)
+                seen[key] = {measure.subset: document_values(suite, result, measure, place) for measure in known}
+        return seen[key]
+
+    points = []
+    for point in range(len(ran.points.thresholds)):
+        drawn = ran.answers(point)
+        points.append([read(answers, suite.samples if len(drawn) > 1 else suite.score) for answers in drawn])
+    if not known:
+        raise UserError(f"no point of {ran.points.policy} has answers that are numbers: the model's states break")
+    broken = [math.nan] * len(place)
+    return known, {
+        measure.subset: [[broken if draw is None else draw[measure.subset] for draw in drawn] for drawn in points]
+        for measure in known
+    }
 
 
 def _measure_rows(
     ran: Ran,
     suite: Suite,
     measure: Measure,
-    values: list[list[Any]],
+    values: Values,
     group: Group,
     mask: np.ndarray,
     cell: CellRows,

@@ -75,7 +75,8 @@ def measurements() -> list[dict[str, Any]]:
 
     from halting_bench.architectures.toy import toy_model
     from halting_bench.benchmarks.asks import AnswerSums, Ask, encode_scoring
-    from halting_bench.benchmarks.lm_eval_bridge import Suite, answering_model, task_manager
+    from halting_bench.benchmarks.lm_eval_bridge import Suite, answering_model
+    from halting_bench.benchmarks.lm_eval_index import task_manager
     from halting_bench.benchmarks.tokenizer import ByteTokenizer
     from halting_bench.engine.replay import Rule, running_extremum
     from halting_bench.engine.trace import TracePlan, trace

@@ -18,9 +18,12 @@ from halting_bench.plan import plan_policy
 from halting_bench.records import POINT_COLUMNS
 from halting_bench.sources import ModelSource
 from halting_bench.store import open_run
+from halting_bench.task_cells import replayed_cells, task_masks
 from halting_bench.task_measures import Measure, summarise
+from halting_bench.task_random import random_cell
+from halting_bench.task_rows import cell_rows
 from halting_bench.task_sweep import sweep_task
-from halting_bench.unit import Unit
+from halting_bench.unit import Unit, open_trace, trace_unit
 from tests.benchmarks.lm_eval_fixtures import BYTES, LENGTH, executed_point, write_tasks
 
 STEPS = 5
@@ -184,9 +187,53 @@ def test_executed_uniform_depths_cost_what_replayed_ones_cost(tasks: Path, tmp_p
     assert (rule["flops_per_token"] > executed["flops_per_token"].min()).all()  # it pays for its readouts
 
 
+def test_every_selected_point_has_a_control_that_stops_other_tokens_as_deep(tasks: Path, tmp_path: Path) -> None:
+    frames, _ = swept(tasks, tmp_path, "choice", ("kl", "latent-diff"))
+    points = frames["points"]
+    keys = ["split", "subset", "threshold"]
+    for policy in ("kl", "latent-diff"):
+        own = points[(points["policy"] == policy) & (points["evidence"] == "replayed")].set_index(keys).sort_index()
+        control = points[points["policy"] == f"random@{policy}"].set_index(keys)
+        documents = frames["per_document"]
+        kept = documents[(documents["policy"] == policy) & (documents["evidence"] == "replayed")]["threshold"].unique()
+        assert len(control) == 9 * len(kept) > 0  # three splits, three metrics
+        assert set(control["role"]) == {"control"}
+        at = own.loc[control.index]
+        for name in ("mean_depth", "depth_p95", "core_steps", "n_tokens", "n_documents"):
+            np.testing.assert_array_equal(control[name], at[name], err_msg=name)
+        np.testing.assert_allclose(at["delta_random"], control["delta_uniform"])
+        one_depth = (control["depth_p95"] == control["mean_depth"]).to_numpy()
+        np.testing.assert_allclose(control["quality"][one_depth], at["quality"][one_depth])
+
+
+def test_random_exits_cost_what_their_histogram_says_on_average(tasks: Path, tmp_path: Path) -> None:
+    job = job_of(tasks, "word", ("kl",))
+    unit, benchmark = job.units[0], job.benchmark
+    assert isinstance(benchmark, LmEvalBenchmark)
+    with open_run(tmp_path) as run:
+        trace_unit(run, unit, MODEL, benchmark, lambda: None)
+        traced = open_trace(run, unit, MODEL, benchmark)
+    masks, cells = task_masks(benchmark, unit), replayed_cells(unit, traced, None, benchmark, tmp_path)
+    (policy,) = (cell_rows(cell.run(), benchmark.suite, unit, masks, None) for cell in cells if cell.name == "kl")
+    point = int((policy.histogram > 0).sum(axis=2).min(axis=0).argmax())  # its tokens stop at several steps in both splits
+    cell = random_cell(unit, traced, benchmark, policy, (float(policy.thresholds[point]),))
+    drawn, again = ([sum(answer[0][0] for answer in said.values()) for said in cell.run().answers(0)] for _ in range(2))
+    assert drawn == again
+    error = np.std(drawn, ddof=1) / np.sqrt(len(drawn))
+    assert error > 0
+    loss = np.concatenate([shard["loss"] for shard in traced.shards]).astype(float)
+    document = np.concatenate([traced.document_index(shard) for shard in traced.shards])
+    shares = policy.histogram[:, point] / policy.histogram[:, point].sum(axis=1, keepdims=True)
+    expected = -sum(
+        (loss[traced.in_split(split)[document]] @ share).sum()
+        for split, share in zip(("calibration", "test"), shares, strict=True)
+    )
+    assert abs(np.mean(drawn) - expected) < 3 * error
+
+
 def test_a_point_whose_states_broke_is_a_failed_row_and_not_a_score() -> None:
     measure = Measure("acc", "acc,none", "all", ("t",), True, True, True)
-    values = [[1.0, 0.0, None], [np.nan, np.nan, np.nan]]
+    values = [[[1.0, 0.0, None]], [[np.nan, np.nan, np.nan]]]
     found = summarise(None, measure, values, np.ones(3, bool))  # type: ignore[arg-type]
     assert found[0].tolist()[0] == 0.5
     assert np.isnan(found[:, 1]).all()

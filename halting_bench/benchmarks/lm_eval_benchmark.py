@@ -10,7 +10,8 @@ import numpy as np
 
 from halting_bench.benchmarks.asks import USUAL_LENGTH, Encoded, encode_scoring
 from halting_bench.benchmarks.base import Benchmark, Sample, Sequence
-from halting_bench.benchmarks.lm_eval_bridge import Suite, prepare
+from halting_bench.benchmarks.lm_eval_bridge import Suite
+from halting_bench.benchmarks.lm_eval_index import prepare
 from halting_bench.benchmarks.tokenizer import Tokenizer
 from halting_bench.records import Metric
 

@@ -4,16 +4,10 @@ Questions are built once; each set of answers is then scored by lm-eval itself, 
 operating points cost one model pass and K scorings. Importing this module imports neither lm-eval nor datasets.
 """
 
-import contextlib
-import io
-import logging
+import hashlib
 import math
-import os
-import random
-import sys
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +16,7 @@ import numpy as np
 from halting_bench.benchmarks.asks import Answer, Ask, Generation
 from halting_bench.benchmarks.lm_eval_asks import document_numbers, to_ask
 from halting_bench.benchmarks.lm_eval_errors import one_line, unknown_task
+from halting_bench.benchmarks.lm_eval_index import FEWSHOT_SEED, check_yaml, is_file, quiet, task_manager
 from halting_bench.benchmarks.lm_eval_results import first_broken, metrics_of
 from halting_bench.errors import UserError
 
@@ -30,90 +25,8 @@ if TYPE_CHECKING:
     from lm_eval.api.model import LM
     from lm_eval.tasks import TaskManager
 
-BUILT_IN_TASKS = Path(__file__).parent / "lm_eval_tasks"
-"""The procedural tasks as lm-eval tasks: `lm_eval --include_path` takes this folder too."""
-
-OFFLINE = "HALTING_BENCH_OFFLINE"
-FEWSHOT_SEED = 1234  # lm-eval's own default
-
 GivesAnswers = Callable[[list[Ask]], list[list[Answer]]]
 """Questions -> for each, as many answers as it has repeats."""
-
-
-def prepare(*, offline: bool = False) -> None:
-    """Sets what lm-eval and its libraries read from the environment when they are imported. Call it before any of them is.
-
-    Args:
-        offline: make no request to the hub. The environment variable HALTING_BENCH_OFFLINE=1 says the same.
-
-    Raises:
-        UserError: offline is asked for too late.
-    """
-    os.environ |= {"DISABLE_MULTIPROC": "1", "TOKENIZERS_PARALLELISM": "false"}
-    if not offline and os.environ.get(OFFLINE, "0") in ("", "0"):
-        return
-    if "huggingface_hub" in sys.modules and os.environ.get("HF_HUB_OFFLINE") != "1":
-        raise UserError(f"the hub's library was imported before offline was asked for: set {OFFLINE}=1 in the environment")
-    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No warnings about lm-eval's own usage, no progress bars of its libraries; global random generators are put back."""
-    logger = logging.getLogger("lm_eval")
-    before, states = logger.level, (random.getstate(), np.random.get_state())
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            random.seed(0)
-            np.random.seed(FEWSHOT_SEED)
-            yield
-    finally:
-        logger.setLevel(before)
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-
-
-def task_manager(names: Sequence[str], include_path: Path | None) -> "TaskManager":
-    """An index that knows these names. lm-eval's own 14,000 tasks are indexed (seconds) only when one of them is asked for."""
-    prepare()
-    from lm_eval.tasks import TaskManager
-
-    folders = [BUILT_IN_TASKS] if include_path is None else [BUILT_IN_TASKS, include_path]
-    if include_path is not None:
-        check_folder(include_path)
-    with _quiet():
-        small = TaskManager(include_path=list(folders), include_defaults=False)
-        if names and all(is_file(name) or name in small.task_index for name in names):
-            return small
-        return TaskManager(include_path=list(folders))
-
-
-def is_file(name: str) -> bool:
-    """Whether a task is given by its YAML file."""
-    return name.endswith((".yaml", ".yml"))
-
-
-def check_folder(folder: Path) -> None:
-    """lm-eval skips YAML files that it cannot read; here the first one is an error that names it."""
-    if not folder.is_dir():
-        raise UserError(f"include path '{folder}' is not a folder: give one that holds task YAML files")
-    for file in sorted(folder.rglob("*.yaml")):
-        check_yaml(file)
-
-
-def check_yaml(file: Path) -> dict[str, Any]:
-    """The mapping in a task's YAML file, its includes merged, its functions unresolved. Raises UserError."""
-    prepare()
-    from lm_eval.tasks._yaml_loader import load_yaml
-
-    if not file.is_file():
-        raise UserError(f"no such task file: {file}")
-    try:
-        return load_yaml(file, resolve_func=False)
-    except Exception as error:  # YAML errors, missing includes and wrong shapes alike
-        raise UserError(f"{file} is not a task file: {one_line(error)}: mend it or move it out of the folder") from None
 
 
 def answering_model(answers: GivesAnswers, asks: Sequence[Ask] = (), instances: Sequence["Instance"] = ()) -> "LM":
@@ -183,12 +96,14 @@ class Suite:
         manager = task_manager(names, include_path)
         self.names, self.limit = tuple(names), limit
         self._unsafe = confirm_run_unsafe_code
-        with _quiet():
+        with quiet():
             self.loaded = _load(manager, list(names))
             self.tasks: dict[str, Any] = self.loaded["tasks"]
             for name, task in self.tasks.items():
                 _configure(task, num_fewshot, gen_kwargs)
                 _build(name, task, limit)
+                if task.get_config("output_type") == "generate_until":
+                    _remember_texts(task)
         self.instances: list[Instance] = [i for task in self.tasks.values() for i in task.instances]
         numbers = document_numbers(self.instances)
         self.documents = list(numbers)  # number -> (task, place)
@@ -228,7 +143,7 @@ class Suite:
         for task in self.tasks.values():
             vars(task)["build_all_requests"] = lambda **arguments: None  # they are built
         try:
-            with _quiet():
+            with quiet():
                 results: dict[str, Any] = lm_eval.evaluate(
                     model,
                     self.loaded,
@@ -241,6 +156,30 @@ class Suite:
         finally:
             for task in self.tasks.values():
                 del vars(task)["build_all_requests"]
+
+    def samples(self, answers: dict[int, list[Answer]]) -> dict[str, Any]:
+        """Each document's metrics as in the samples of `score`, by the same code of the tasks' own, in a third of the time.
+
+        For thousands of answers whose results files nobody reads.
+
+        Returns:
+            {"samples": {task: [{"filter", "doc_id", metric: value}]}}.
+        """
+        for number, instance in enumerate(self.instances):
+            instance.resps, instance.filtered_resps = list(answers[number]), {}
+        found: dict[str, list[dict[str, Any]]] = {}
+        with quiet():
+            for name, task in self.tasks.items():
+                task.apply_filters()
+                asked: dict[int, list[Instance]] = {}
+                for instance in task.instances:
+                    asked.setdefault(instance.doc_id, []).append(instance)
+                for kept in task.instances[0].filtered_resps:
+                    for place, instances in asked.items():
+                        said = [i.filtered_resps[kept] for i in sorted(instances, key=lambda i: i.idx)]
+                        metrics = task.process_results(instances[0].doc, said)
+                        found.setdefault(name, []).append({"filter": kept, "doc_id": place, **metrics})
+        return {"samples": found}
 
     def aggregate(self, task: str, metric: str, values: list[Any]) -> float:
         """A task's own aggregation of per-document values; NaN where it is undefined."""
@@ -281,6 +220,20 @@ def _configure(task: Any, num_fewshot: int | None, gen_kwargs: dict[str, Any] | 
     if own is None or (num_fewshot is not None and own != 0):
         task.set_config(key="num_fewshot", value=num_fewshot or 0)
     task.set_fewshot_seed(seed=FEWSHOT_SEED)
+
+
+def _remember_texts(task: Any) -> None:
+    """A text that several operating points make is judged once: judging can be slow, and texts often agree."""
+    judge = task.process_results
+    known: dict[bytes, Any] = {}
+
+    def judged(document: Any, texts: list[Any]) -> Any:
+        key = hashlib.blake2b(repr((document, texts)).encode(), digest_size=16).digest()
+        if key not in known:
+            known[key] = judge(document, texts)
+        return known[key]
+
+    vars(task)["process_results"] = judged
 
 
 def _build(name: str, task: Any, limit: int | None) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import yaml
 
 from halting_bench.benchmarks.asks import Continuation, Generation
-from halting_bench.benchmarks.lm_eval_bridge import BUILT_IN_TASKS, Suite, check_yaml, is_file, prepare, task_manager
+from halting_bench.benchmarks.lm_eval_bridge import Suite
 from halting_bench.benchmarks.lm_eval_errors import unknown_task
+from halting_bench.benchmarks.lm_eval_index import BUILT_IN_TASKS, check_yaml, is_file, prepare, task_manager
 from halting_bench.errors import UserError
 
 SPLITS = ("training_split", "validation_split", "test_split")

@@ -124,7 +124,8 @@ def refuse(*arguments, **named):
     calls.append(arguments)
     raise OSError("the network is cut off")
 socket.socket.connect = socket.getaddrinfo = socket.create_connection = refuse
-from halting_bench.benchmarks.lm_eval_bridge import Suite, prepare
+from halting_bench.benchmarks.lm_eval_bridge import Suite
+from halting_bench.benchmarks.lm_eval_index import prepare
 from halting_bench.errors import UserError
 from pathlib import Path
 prepare(offline=True)

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from halting_bench.answering import answer
 from halting_bench.architectures.toy import toy_model
 from halting_bench.benchmarks.asks import Answer, Ask, Generation
-from halting_bench.benchmarks.lm_eval_bridge import Suite, answering_model, task_manager
+from halting_bench.benchmarks.lm_eval_bridge import Suite, answering_model
+from halting_bench.benchmarks.lm_eval_index import task_manager
 from halting_bench.catalog import find_policy
 from halting_bench.plan import build_policy, plan_policy
 from tests.benchmarks.lm_eval_fixtures import BYTES, executed_point, replayed, write_tasks
@@ -88,6 +90,36 @@ def test_points_scored_from_one_suite_equal_separate_lm_eval_runs(tasks: Path, m
             assert ours[key] == theirs[key], key
         differ.add(repr(ours["results"]))
     assert len(differ) == 2
+
+
+def test_samples_read_quickly_are_those_of_the_results(tasks: Path) -> None:
+    suite = Suite(NAMES, include_path=tasks, limit=3)
+    answers = by_replay_or_execution(0.4)(suite.asks)
+    slow, quick = suite.score(answers)["samples"], suite.samples(answers)["samples"]
+    assert list(slow) == list(quick)
+    for task, records in slow.items():
+        for full, short in zip(records, quick[task], strict=True):
+            assert short == {name: full[name] for name in ("filter", "doc_id", *full["metrics"])}
+
+
+def test_a_text_made_at_two_points_is_judged_once(tasks: Path, tmp_path: Path) -> None:
+    made = yaml.safe_load((tasks / "made.yaml").read_text())
+    (tmp_path / "judge.py").write_text(
+        "from pathlib import Path\n"
+        "def judge(document, texts):\n"
+        f"    with Path({str(tmp_path / 'log')!r}).open('a') as log:\n"
+        "        log.write(document['q'] + texts[0] + chr(10))\n"
+        "    return {'exact_match': float(len(texts[0]))}\n"
+    )
+    made |= {"task": "judged", "repeats": 1}
+    del made["filter_list"]
+    text = yaml.safe_dump(made) + "process_results: !function judge.judge\n"
+    (tmp_path / "judged.yaml").write_text(text)
+    suite = Suite(["judged"], include_path=tmp_path, limit=2)
+    for second, calls in (("two", 2), ("two", 2), ("three", 3)):
+        scores = suite.score({0: ["one"], 1: [second]})["results"]["judged"]
+        assert scores["exact_match,none"] == (3 + len(second)) / 2
+        assert len((tmp_path / "log").read_text().splitlines()) == calls
 
 
 def test_repeats_get_answers_of_their_own(tasks: Path) -> None:
