@@ -13,11 +13,14 @@ import numpy as np
 
 from halting_bench.analysis.pairing import Controls, Figures, Incomparable, Incomplete, Pair, Point, Side, figures, first_seed
 from halting_bench.analysis.pareto import hypervolume as dominated_area
-from halting_bench.analysis.statistics import paired_difference, shift, student_quantile
+from halting_bench.analysis.statistics import shift, standard_error, student_quantile
 from halting_bench.store import Run
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Figure = tuple[float | np.ndarray, np.ndarray]
+"""A value, and each document's influence on it, [M]: what it adds to its error."""
 
 SLOPE_STEP = 0.25  # core steps to each side over which a curve's slope is taken
 
@@ -37,13 +40,15 @@ class Difference:
 
 def quality(pair: Pair, point: Point) -> Difference:
     """At the same threshold."""
-    base, head = pair.base.quality[pair.base.row(point)], pair.head.quality[pair.head.row(point)]
-    return _paired(pair, head, base, point, sign_test=sign_test(head - base))
+    base, head = pair.base.row(point), pair.head.row(point)
+    p = sign_test(pair.head.quality[head] - pair.base.quality[base])
+    return _paired(pair, pair.base.mean_quality(base), pair.head.mean_quality(head), point, sign_test=p)
 
 
 def mean_depth(pair: Pair, point: Point) -> Difference:
     """At the same threshold."""
-    return _paired(pair, pair.head.depth[pair.head.row(point)], pair.base.depth[pair.base.row(point)], point)
+    base, head = pair.base.row(point), pair.head.row(point)
+    return _paired(pair, pair.base.mean_depth(base), pair.head.mean_depth(head), point)
 
 
 def flops(pair: Pair, point: Point) -> Difference:
@@ -61,11 +66,11 @@ def depth_at_equal_quality(pair: Pair, policy: str) -> Difference:
     if policy not in pair.base.iso:
         raise Incomparable(f"{policy} reaches equal quality nowhere in the baseline")
     base = Point(policy, pair.base.iso[policy])
-    base_sums = pair.base.depth[pair.base.row(base)]
+    base_depth = pair.base.mean_depth(pair.base.row(base))
     if policy not in pair.head.iso:
-        return Difference(float(base_sums.sum() / pair.counts.sum()), math.inf, math.inf, math.inf, math.inf, base)
+        return Difference(float(base_depth[0]), math.inf, math.inf, math.inf, math.inf, base)
     head = Point(policy, pair.head.iso[policy])
-    return _paired(pair, pair.head.depth[pair.head.row(head)], base_sums, base)
+    return _paired(pair, base_depth, pair.head.mean_depth(pair.head.row(head)), base)
 
 
 def quality_at_equal_depth(pair: Pair, policy: str, depth: float | None = None) -> Difference:
@@ -76,11 +81,8 @@ def quality_at_equal_depth(pair: Pair, policy: str, depth: float | None = None) 
     if depth is None:
         if policy not in pair.base.iso:
             raise Incomparable(f"{policy} reaches equal quality nowhere in the baseline: give the rule a depth")
-        row = pair.base.row(Point(policy, pair.base.iso[policy]))
-        depth = float(pair.base.depth[row].sum() / pair.counts.sum())
-    (base, base_sums), (head, head_sums) = (_at_depth(pair, side, policy, depth) for side in (pair.base, pair.head))
-    around, lo, hi = paired_difference(head_sums, base_sums, pair.counts)
-    return Difference(base, head, head - base, head - base + lo - around, head - base + hi - around)
+        depth = float(pair.base.mean_depth(pair.base.row(Point(policy, pair.base.iso[policy])))[0])
+    return _paired(pair, _at_depth(pair.base, policy, depth), _at_depth(pair.head, policy, depth))
 
 
 def hypervolume(pair: Pair, policy: str) -> Difference:
@@ -88,10 +90,8 @@ def hypervolume(pair: Pair, policy: str) -> Difference:
 
     The interval is that of the quality along the curve, read at the nearest selected points (delta method).
     """
-    reference = float(pair.base.quality[pair.base.row(Point("fixed", 1.0))].sum() / pair.counts.sum())
-    (base, base_sums), (head, head_sums) = (_area(pair, side, policy, reference) for side in (pair.base, pair.head))
-    around, lo, hi = paired_difference(head_sums, base_sums, pair.counts)
-    return Difference(base, head, head - base, head - base + lo - around, head - base + hi - around)
+    reference = float(pair.base.mean_quality(pair.base.row(Point("fixed", 1.0)))[0])
+    return _paired(pair, _area(pair, pair.base, policy, reference), _area(pair, pair.head, policy, reference))
 
 
 def gap_share(pair: Pair, policy: str) -> Difference:
@@ -100,16 +100,15 @@ def gap_share(pair: Pair, policy: str) -> Difference:
     def share(side: Side, drawn: Controls, weights: np.ndarray) -> np.ndarray:
         if policy not in side.iso:
             raise Incomplete(f"{policy} has no point of equal quality in one of the runs")
-        own = figures(pair, side, [side.row(Point(policy, side.iso[policy]))], weights)
+        own = figures(side, [side.row(Point(policy, side.iso[policy]))], weights)
         return _share(pair.sign, drawn["fixed"], drawn["oracle-loss"], own)
 
     (base, base_draws), (head, head_draws) = (
         [share(side, drawn, weights) for drawn, weights in zip(known, (pair.whole, pair.weights), strict=True)]
         for side, known in zip((pair.base, pair.head), pair.controls, strict=True)
     )
-    documents = len(pair.counts)
     error = float((head_draws - base_draws).std(ddof=1))
-    half = student_quantile(documents) * error if documents > 1 else math.nan
+    half = student_quantile(pair.documents) * error if pair.documents > 1 else math.nan
     value = float(head[0] - base[0])
     return Difference(float(base[0]), float(head[0]), value, value - half, value + half)
 
@@ -163,10 +162,10 @@ def sign_test(difference: np.ndarray) -> float:
     return min(1.0, 2 * float(bdtr(min(better, worse), better + worse, 0.5)))
 
 
-def _paired(pair: Pair, head: np.ndarray, base: np.ndarray, point: Point, sign_test: float = math.nan) -> Difference:
-    value, lo, hi = paired_difference(head, base, pair.counts)
-    tokens = pair.counts.sum()
-    return Difference(float(base.sum() / tokens), float(head.sum() / tokens), value, lo, hi, point, sign_test)
+def _paired(pair: Pair, base: Figure, head: Figure, point: Point | None = None, sign_test: float = math.nan) -> Difference:
+    value, error = float(head[0] - base[0]), float(standard_error(head[1] - base[1], pair.documents))
+    half = student_quantile(pair.documents) * error if pair.documents > 1 else math.nan
+    return Difference(float(base[0]), float(head[0]), value, value - half, value + half, point, sign_test)
 
 
 def _flops(side: Side, point: Point) -> float:
@@ -177,8 +176,8 @@ def _flops(side: Side, point: Point) -> float:
     return float(rows["flops_per_token"].iloc[0])
 
 
-def _at_depth(pair: Pair, side: Side, policy: str, depth: float) -> tuple[float, np.ndarray]:
-    """Quality at a mean depth, and sums by document [M] that vary as it does."""
+def _at_depth(side: Side, policy: str, depth: float) -> Figure:
+    """Quality at a mean depth."""
     curve = _curve(side, policy)
     x, y = curve["mean_depth"].to_numpy(), curve["quality"].to_numpy()
     if not len(x) or not x[0] <= depth <= x[-1]:
@@ -187,12 +186,12 @@ def _at_depth(pair: Pair, side: Side, policy: str, depth: float) -> tuple[float,
     at_left, here, at_right = np.interp([left, depth, right], x, y)
     slope = (at_right - at_left) / (right - left) if right > left else 0.0
     rows = side.of_policy(policy)
-    row = rows[int(np.argmin(np.abs(side.depth[rows].sum(axis=1) / pair.counts.sum() - depth)))]
-    return float(here), side.quality[row] - slope * side.depth[row]
+    row = rows[int(np.argmin(np.abs(side.mean_depth(rows)[0] - depth)))]
+    return here, side.mean_quality(row)[1] - slope * side.mean_depth(row)[1]
 
 
-def _area(pair: Pair, side: Side, policy: str, reference: float) -> tuple[float, np.ndarray]:
-    """The dominated area of a curve, and sums by document [M] that vary as it does."""
+def _area(pair: Pair, side: Side, policy: str, reference: float) -> Figure:
+    """The dominated area of a curve."""
     curve = _curve(side, policy)
     x, y = curve["mean_depth"].to_numpy(), curve["quality"].to_numpy()
     gain = pair.sign * (y - reference)
@@ -200,12 +199,12 @@ def _area(pair: Pair, side: Side, policy: str, reference: float) -> tuple[float,
     width = np.where(gain[leader] > 0, np.diff(np.r_[x, pair.max_steps]), 0.0)
     width = np.bincount(leader, width, minlength=len(x))  # how far to the right each place of the curve leads
     slope = np.gradient(y, x) if len(x) > 1 else np.zeros(1)
-    rows = np.array(side.of_policy(policy))
-    nearest = rows[np.abs(side.depth[rows].sum(axis=1)[:, None] / pair.counts.sum() - x).argmin(axis=0)]
-    size = len(side.selected)
-    share, moved = np.bincount(nearest, width, size), np.bincount(nearest, width * slope, size)
-    sums = pair.sign * (share[rows] @ side.quality[rows] - moved[rows] @ side.depth[rows])
-    return dominated_area(x, y, pair.higher_is_better, (float(pair.max_steps), reference)), sums
+    rows = side.of_policy(policy)
+    (depth, by_depth), (_, by_quality) = side.mean_depth(rows), side.mean_quality(rows)
+    nearest = np.abs(depth[:, None] - x).argmin(axis=0)
+    share, moved = (np.bincount(nearest, weight, len(rows)) for weight in (width, width * slope))
+    area = dominated_area(x, y, pair.higher_is_better, (float(pair.max_steps), reference))
+    return area, pair.sign * (share @ by_quality - moved @ by_depth)
 
 
 def _curve(side: Side, policy: str) -> "pd.DataFrame":

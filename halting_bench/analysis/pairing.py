@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from halting_bench.analysis.statistics import influence
 from halting_bench.store import Run
 
 if TYPE_CHECKING:
@@ -49,11 +50,17 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """What one run says of the shared documents. quality, depth: sums by document [G, M]."""
+    """What one run says of the shared documents: sums by document [G, M], and what they are means over.
+
+    Depth is a mean over tokens. So is quality, unless a task scores whole documents; and tokens that points make
+    themselves are as many as each made. Counts that all points share are one row, [1, M].
+    """
 
     selected: tuple[Point, ...]  # [G]
     quality: np.ndarray
     depth: np.ndarray
+    scored: np.ndarray  # int64, what quality is a mean over
+    tokens: np.ndarray  # int64
     points: "pd.DataFrame"  # its test rows, subset all
     curves: "pd.DataFrame"  # its exact test curves; none of executed points
     iso: dict[str, float]  # policy -> threshold of least depth at equal quality; absent where it reached none
@@ -65,6 +72,14 @@ class Side:
             raise Incomplete(f"{point.policy} at threshold {point.threshold:.6g} has no figures by document")
         return found
 
+    def mean_quality(self, rows: int | list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Of one point or several: value [...], and each document's influence on it [..., M] (see `influence`)."""
+        return influence(self.quality[rows], rows_of(self.scored, rows))
+
+    def mean_depth(self, rows: int | list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """As `mean_quality`."""
+        return influence(self.depth[rows], rows_of(self.tokens, rows))
+
     def of_policy(self, policy: str) -> list[int]:
         """Its points, in no order."""
         rows = [row for row, point in enumerate(self.selected) if point.policy == policy]
@@ -73,14 +88,19 @@ class Side:
         return rows
 
 
+def rows_of(counts: np.ndarray, rows: int | list[int]) -> np.ndarray:
+    """The counts of some points: [M], or [G', M] where each has its own."""
+    return counts[0] if len(counts) == 1 else counts[rows]
+
+
 @dataclass(frozen=True)
 class Pair:
-    """Both sides of a (model, benchmark). counts: scored tokens a document, int64 [M]."""
+    """Both sides of a (model, benchmark)."""
 
     model: str
     benchmark: str
     evidence: str
-    counts: np.ndarray
+    documents: int
     base: Side
     head: Side
     metric: str
@@ -95,7 +115,7 @@ class Pair:
     @cached_property
     def weights(self) -> np.ndarray:
         """How often each draw of a bootstrap over documents holds each document, float64 [B, M]: the same for both sides."""
-        generator, documents = np.random.default_rng(0), len(self.counts)
+        generator, documents = np.random.default_rng(0), self.documents
         weights = np.empty((DRAWS, documents))
         for draw in weights:
             draw[:] = np.bincount(generator.integers(documents, size=documents), minlength=documents)
@@ -104,14 +124,14 @@ class Pair:
     @cached_property
     def whole(self) -> np.ndarray:
         """Every document once: the one draw that is no draw, [1, M]."""
-        return np.ones((1, len(self.counts)))
+        return np.ones((1, self.documents))
 
     @cached_property
     def controls(self) -> tuple[list[Controls], list[Controls]]:
         """Of each side, uniform depth and the loss oracle over all documents and in every draw."""
         base, head = (
             [
-                {name: figures(self, side, side.of_policy(name), weights) for name in ("fixed", "oracle-loss")}
+                {name: figures(side, side.of_policy(name), weights) for name in ("fixed", "oracle-loss")}
                 for weights in (self.whole, self.weights)
             ]
             for side in (self.base, self.head)
@@ -119,11 +139,13 @@ class Pair:
         return base, head
 
 
-def figures(pair: Pair, side: Side, rows: list[int], weights: np.ndarray) -> Figures:
+def figures(side: Side, rows: list[int], weights: np.ndarray) -> Figures:
     """Of some points. weights: [B, M], which is read once for everything."""
-    drawn = weights @ np.vstack((side.depth[rows], side.quality[rows], pair.counts)).T
-    depth, quality = np.split(drawn[:, :-1] / drawn[:, -1:], 2, axis=1)
-    return depth, quality
+    parts = [np.atleast_2d(each) for each in (rows_of(side.tokens, rows), rows_of(side.scored, rows))]
+    parts = [side.depth[rows], side.quality[rows], *parts]
+    ends = np.cumsum([len(part) for part in parts])[:-1]
+    depth, quality, tokens, scored = np.split(weights @ np.vstack(parts).T, ends, axis=1)
+    return depth / tokens, quality / scored
 
 
 def pairs(base: Run, head: Run) -> list[tuple[str, str, str]]:
@@ -156,13 +178,13 @@ def pair(base: Run, head: Run, model: str, head_model: str, benchmark: str, evid
     ids = np.intersect1d(*(part["document"].unique() for part in documents))
     if len(ids) == 0:
         raise Incomparable(f"the runs share no test document of {benchmark}: sweep both with the same --seed and --limit")
-    counts = [_counts(part, ids) for part in documents]
-    if not np.array_equal(counts[0], counts[1]):
-        raise Incomparable(f"the documents of {benchmark} have other tokens in each run: tokenizer or sampling changed")
     sides = [
         _side(run, name, benchmark, evidence, part, ids)
         for run, name, part in zip((base, head), (model, head_model), documents, strict=True)
     ]
+    first, second = (side.tokens for side in sides)
+    if len(first) == len(second) == 1 and not np.array_equal(first, second):
+        raise Incomparable(f"the documents of {benchmark} have other tokens in each run: tokenizer or sampling changed")
     told = [side.points.iloc[0] for side in sides]
     if told[0]["metric"] != told[1]["metric"]:
         raise Incomparable(f"{benchmark} is scored by {told[0]['metric']} in one run and by {told[1]['metric']} in the other")
@@ -170,7 +192,7 @@ def pair(base: Run, head: Run, model: str, head_model: str, benchmark: str, evid
         model=model,
         benchmark=benchmark,
         evidence=evidence,
-        counts=counts[0],
+        documents=len(ids),
         base=sides[0],
         head=sides[1],
         metric=str(told[0]["metric"]),
@@ -203,11 +225,6 @@ def _documents(run: Run, model: str, benchmark: str, evidence: str) -> "pd.DataF
     return frame
 
 
-def _counts(frame: "pd.DataFrame", ids: np.ndarray) -> np.ndarray:
-    once = frame.drop_duplicates("document").set_index("document")["n_tokens"]
-    return once.loc[ids].to_numpy(np.int64)
-
-
 def _coded(frame: "pd.DataFrame") -> tuple[np.ndarray, tuple[Point, ...]]:
     """Each row's point, as a place in the points found. Much faster than grouping millions of rows."""
     import pandas as pd
@@ -223,11 +240,22 @@ def _side(run: Run, model: str, benchmark: str, evidence: str, frame: "pd.DataFr
     document = frame["document"].to_numpy()
     column = np.minimum(np.searchsorted(ids, document), len(ids) - 1)
     shared = ids[column] == document
-    arrays = []
-    for name in ("quality_sum", "depth_sum"):
+    place = code[shared], column[shared]
+
+    def summed(name: str) -> np.ndarray:
         sums = np.full((len(selected), len(ids)), np.nan)
-        sums[code[shared], column[shared]] = frame[name].to_numpy(np.float64)[shared]
-        arrays.append(sums)
+        sums[place] = frame[name].to_numpy(np.float64)[shared]
+        return sums
+
+    def counted(name: str) -> np.ndarray:
+        counts, every = np.zeros((1, len(ids)), np.int64), frame[name].to_numpy(np.int64)[shared]
+        counts[0, place[1]] = every
+        if (counts[0, place[1]] != every).any():
+            counts = np.zeros((len(selected), len(ids)), np.int64)
+            counts[place] = every
+        return counts
+
+    tokens = counted("n_tokens")
     points = first_seed(run.points, model, benchmark)
     points = points[(points["split"] == "test") & (points["subset"] == "all")]
     points = points[(points["evidence"] == evidence) | (points["policy"] == "fixed")]
@@ -236,8 +264,10 @@ def _side(run: Run, model: str, benchmark: str, evidence: str, frame: "pd.DataFr
     curves = first_seed(run.curves, model, benchmark).iloc[: None if evidence == "replayed" else 0]  # curves are replayed
     return Side(
         selected=selected,
-        quality=arrays[0],
-        depth=arrays[1],
+        quality=summed("quality_sum"),
+        depth=summed("depth_sum"),
+        scored=counted("quality_count") if "quality_count" in frame else tokens,
+        tokens=tokens,
         points=points[points["status"] == "ok"],
         curves=curves[curves["split"] == "test"] if len(curves) else curves,
         iso=dict(zip(reached["policy"], reached["threshold"].astype(float), strict=True)),

@@ -16,14 +16,24 @@ def student_quantile(documents: int) -> float:
     return float(stdtrit(documents - 1, 0.5 + CONFIDENCE / 2))
 
 
+def influence(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ratio [...], and what each document adds to its error, [..., M]. sums: [..., M]; counts: [M] or [..., M]."""
+    total = counts.sum(axis=-1)
+    ratio = np.asarray(sums.sum(axis=-1) / total)
+    return ratio, (sums - ratio[..., None] * counts) / np.asarray(total)[..., None]
+
+
+def standard_error(influences: np.ndarray, documents: int) -> np.ndarray:
+    """Of figures with these influences, [...] from [..., M]; NaN below two documents."""
+    if documents < 2:
+        return np.full(influences.shape[:-1], np.nan)
+    return np.asarray(np.sqrt(np.square(influences).sum(axis=-1) * documents / (documents - 1)))
+
+
 def ratio_error(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ratio and its standard error. sums: [..., M]; counts: [M] tokens. NaN error below two documents."""
-    total, documents = counts.sum(), int((counts > 0).sum())
-    ratio = sums.sum(axis=-1) / total
-    if documents < 2:
-        return ratio, np.full_like(ratio, np.nan)
-    residual = sums - ratio[..., None] * counts
-    return ratio, np.sqrt(np.square(residual).sum(axis=-1) * documents / (documents - 1)) / total
+    ratio, influences = influence(sums, counts)
+    return ratio, standard_error(influences, int((counts > 0).sum()))
 
 
 def mean_interval(sums: np.ndarray, counts: np.ndarray, *, bounded: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

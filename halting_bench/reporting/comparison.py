@@ -82,7 +82,7 @@ def _quantities(base: Run, head: Run, model: str, head_model: str, benchmark: st
         "Changes are head minus base on the test documents that both scored, with 95 % intervals paired by document; of "
         "latency the median ratio of runs, decode before prefill. Depth at equal quality: each run at its own least depth of "
         "full-depth quality. Quality at equal depth: at the base's.",
-        f"{len(aligned.counts)} documents, {int(aligned.counts.sum()):,} tokens."
+        f"{aligned.documents} documents, {int(aligned.base.tokens[0].sum()):,} tokens."
         + ("" if aligned.same_model else " The model's weights or config differ."),
     )
     return Table(name, title, columns, tuple(sorted(rows, key=_by_depth)), footnotes, keys=2)

@@ -71,7 +71,7 @@ def test_the_interval_decides_not_the_estimate(interval, worse, verdict):
 
 def test_the_closed_share_of_the_gap_is_read_off_both_curves_at_the_policys_own_depth(base):
     aligned = pair(base, base, "demo", "demo", "docs")
-    side, tokens = aligned.base, aligned.counts.sum()
+    side, tokens = aligned.base, aligned.base.tokens.sum()
 
     def curve(name):
         rows = side.of_policy(name)
