@@ -2,7 +2,8 @@
 
 The documents of a run's calibration split do two jobs, and each document only one: the first quarter (the pilot) places
 the thresholds and sets the order in which they are tested, the rest test them. The test split then shows what the chosen
-threshold does. Acted-out points were chosen on the whole calibration split, so they are tested on the test split.
+threshold does. Acted-out points, and all points of lm-eval tasks, were chosen on the whole calibration split, so they are
+tested on the test split.
 
 Shapes: G thresholds, M documents.
 """
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halting_bench.analysis.calibration import BOUND, Promise, fastest_certified
-from halting_bench.analysis.statistics import mean_of_documents
 from halting_bench.catalog import PolicyRecipe, RuleSpec, parse
+from halting_bench.certification import Documents, certify_kept, documents_of, losses, why, without
 from halting_bench.engine.controls import combined_exits, fixed_exits, opaque_exits
 from halting_bench.engine.curve import CurveBuilder, sample_curve
 from halting_bench.engine.points import RowCost, Tallies, TracedUnit, extrema, replay_exits, replay_thresholds
@@ -37,6 +38,9 @@ PILOT = 0.25
 GRID = 128
 """Thresholds tested of each rule, evenly spaced in mean depth on the pilot."""
 
+_TOKEN_METRICS = {metric.value for metric in Metric}
+"""Metrics that are means over tokens: any threshold's loss is read off the trace. Others have the kept points only."""
+
 _COUNTED = (0.0, 0.0)  # FLOPs are the points table's business
 
 
@@ -48,26 +52,6 @@ class Candidates:
     thresholds: np.ndarray
     quality: np.ndarray
     depth: np.ndarray
-
-
-@dataclass(frozen=True)
-class Documents:
-    """What losses are measured against, and which documents do what. Arrays [M]."""
-
-    counts: np.ndarray
-    full: np.ndarray  # summed outcome at full depth
-    sign: int
-    pilot: np.ndarray  # bool
-    tested: np.ndarray  # bool
-    shown: np.ndarray  # bool: the test split
-
-    def loss(self, quality: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Quality lost against full depth, a mean over each document's tokens, [G, M']."""
-        return self.sign * (self.full[which] - quality[:, which]) / self.counts[which]
-
-    def depth(self, depth: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Mean depth over the tokens of some documents, [G]."""
-        return depth[:, which].sum(axis=1) / self.counts[which].sum()
 
 
 def calibrate(
@@ -102,38 +86,45 @@ def calibrate(
     ok = run.points[run.points["status"] == "ok"]
     rows: list[dict[str, Any]] = []
     for (model, benchmark, seed), points in ok.groupby(["model", "benchmark", "seed"], sort=False):
-        metric = _metric(str(points["metric"].iloc[0]), str(benchmark))
-        promise = Promise(max_loss, confidence, BOUND[metric] if bound is None else bound)
-        present = [name for name in ("fixed", *recipes) if name in set(points["policy"]) and name in (policies or (name,))]
+        name, higher = str(points["metric"].iloc[0]), bool(points["higher_is_better"].iloc[0])
+        kept = _of_unit(run.per_document, str(model), str(benchmark), int(seed))
+        promise = Promise(max_loss, confidence, _bound(name, kept, str(benchmark)) if bound is None else bound)
+        present = [each for each in ("fixed", *recipes) if each in set(points["policy"]) and each in (policies or (each,))]
         own = promise.shared(len(present)) if best_of_all else promise
-        unit = traced_unit(run, str(model), str(benchmark), int(seed), metric)
-        documents = _documents(unit)
-        executed = _of_unit(run.per_document, str(model), str(benchmark), int(seed))
-        executed = executed[executed["evidence"] == "executed"]
-        for name in present:
-            found = _certify(_candidates(unit, recipes.get(name), documents), documents, own)
-            acted = _certify_executed(
-                points[points["policy"] == name], executed[executed["policy"] == name], unit, documents, own
-            )
-            rows += [
-                {"model": model, "benchmark": benchmark, "seed": seed, "metric": metric.value, "policy": name, **row}
-                | {"max_loss": max_loss, "confidence": confidence, "own_confidence": own.confidence, "bound": own.bound}
-                for row in (found, acted)
-                if row
-            ]
+        told = {"model": model, "benchmark": benchmark, "seed": seed, "metric": name, "higher_is_better": higher}
+        told |= {"max_loss": max_loss, "confidence": confidence, "own_confidence": own.confidence, "bound": own.bound}
+        unit: TracedUnit | None = None
+        if name in _TOKEN_METRICS:
+            unit = traced_unit(run, str(model), str(benchmark), int(seed), Metric(name))
+            documents, ids = _documents(unit), np.array(unit.documents)
+        else:
+            documents, ids = documents_of(kept, _full_depth(run, str(model), str(benchmark)), higher)
+        for policy in present:
+            found: list[dict[str, Any] | None] = []
+            if unit is not None:
+                found.append(_certify(_candidates(unit, recipes.get(policy), documents), documents, own))
+            of_policy, by_document = points[points["policy"] == policy], kept[kept["policy"] == policy]
+            for evidence in ("executed",) if unit is not None else ("replayed", "executed"):
+                row = certify_kept(of_policy, by_document[by_document["evidence"] == evidence], ids, documents, own)
+                found.append(row and {"evidence": evidence, **row})
+            rows += [{**told, "policy": policy, **row} for row in found if row]
     return pd.DataFrame(rows)
 
 
-def _metric(name: str, benchmark: str) -> Metric:
-    if name not in {metric.value for metric in Metric}:
-        known = " or ".join(metric.value for metric in Metric)
-        raise UserError(f"{benchmark} is scored by {name}: only benchmarks scored token by token ({known}) can be calibrated")
-    return Metric(name)
+def _bound(metric: str, kept: "pd.DataFrame", benchmark: str) -> float:
+    """The largest loss of a document that counts, where the metric tells: of a task's own, when its values lie in [0, 1]."""
+    if metric in _TOKEN_METRICS:
+        return BOUND[Metric(metric)]
+    if kept["quality_sum"].between(0, 1).all():
+        return 1.0
+    raise UserError(
+        f"{benchmark} is scored by {metric}, whose values by document are not within [0, 1]: type --bound B, the largest loss "
+        "of a document that counts; where the metric is no mean over documents, sweep a task that has one"
+    )
 
 
 def traced_unit(run: Run, model: str, benchmark: str, seed: int, metric: Metric) -> TracedUnit:
     """The recorded pass of one unit. Raises UserError with the command that makes it, where it is gone."""
-    jobs = [job for job in run.manifest["plan"]["jobs"] if job["model"] == model and job["benchmark"] == benchmark]
     try:
         shards = trace_shards(run.path / "trace" / model / folder_name(benchmark) / str(seed))
     except FileNotFoundError:
@@ -148,8 +139,13 @@ def traced_unit(run: Run, model: str, benchmark: str, seed: int, metric: Metric)
         int((first["split"] == "calibration").sum()),
         metric,
         RowCost(free, free, free),
-        jobs[0]["full_depth"],
+        _full_depth(run, model, benchmark),
     )
+
+
+def _full_depth(run: Run, model: str, benchmark: str) -> int:
+    jobs = [job for job in run.manifest["plan"]["jobs"] if job["model"] == model and job["benchmark"] == benchmark]
+    return int(jobs[0]["full_depth"])
 
 
 def _of_unit(frame: "pd.DataFrame", model: str, benchmark: str, seed: int) -> "pd.DataFrame":
@@ -207,7 +203,7 @@ def _pilot_bounds(unit: TracedUnit, rule: Rule, documents: Documents) -> np.ndar
 def _certify(candidates: Candidates, documents: Documents, promise: Promise) -> dict[str, Any]:
     row: dict[str, Any] = {"evidence": "replayed", "tested_on": "calibration", "n_documents": int(documents.tested.sum())}
     if not len(candidates.thresholds):
-        return row | _without(promise, "the rule never fires on the pilot documents")
+        return row | without(promise, "the rule never fires on the pilot documents")
     index, p = fastest_certified(
         documents.loss(candidates.quality, documents.tested),
         documents.loss(candidates.quality, documents.pilot),
@@ -216,65 +212,10 @@ def _certify(candidates: Candidates, documents: Documents, promise: Promise) -> 
     )
     row |= {"p_value": p, "needed": promise.documents_needed()}
     if index is None:
-        return row | _without(promise, _why(row["n_documents"], promise))
+        return row | without(promise, why(row["n_documents"], promise))
     row |= {"threshold": float(candidates.thresholds[index]), "status": "certified", "error": ""}
     for name, which in (("calibration", documents.tested), ("test", documents.shown)):
         loss = documents.loss(candidates.quality[index : index + 1], which)
         row[f"mean_depth_{name}"] = float(documents.depth(candidates.depth[index : index + 1], which)[0])
-        row |= _losses(name, loss[0], promise)
+        row |= losses(name, loss[0], promise)
     return row
-
-
-def _losses(name: str, loss: np.ndarray, promise: Promise) -> dict[str, float]:
-    mean, low, high = mean_of_documents(loss)
-    clipped = float(promise.risk(loss).mean() * promise.bound) if len(loss) else float("nan")
-    return {f"loss_{name}": mean, f"loss_{name}_lo": low, f"loss_{name}_hi": high, f"clipped_loss_{name}": clipped}
-
-
-def _why(documents: int, promise: Promise) -> str:
-    if documents < promise.documents_needed():
-        needed = promise.documents_needed()
-        return f"cannot certify with {documents} documents: needs at least {needed}, even if none loses anything"
-    return "cannot certify: its safest threshold already loses too much"
-
-
-def _without(promise: Promise, why: str) -> dict[str, Any]:
-    return {"threshold": np.nan, "status": "not certified", "error": why, "needed": promise.documents_needed()}
-
-
-def _certify_executed(
-    points: "pd.DataFrame", executed: "pd.DataFrame", unit: TracedUnit, documents: Documents, promise: Promise
-) -> dict[str, Any] | None:
-    """The same for the points of a policy that were acted out; None where none was.
-
-    Args:
-        points: the policy's rows of `points`, for the calibration figures that set the order.
-        executed: its rows by document.
-        unit: for the order of documents.
-        documents: the test split of them is tested.
-        promise: what is certified.
-    """
-    known = points[(points["split"] == "calibration") & (points["subset"] == "all") & (points["evidence"] == "replayed")]
-    known = known.drop_duplicates("threshold").set_index("threshold")
-    thresholds = [threshold for threshold in executed["threshold"].unique() if threshold in known.index]
-    if not thresholds:
-        return None
-    rows, columns = len(thresholds), len(unit.documents)
-    index = np.searchsorted(np.sort(unit.documents), executed["document"])
-    column = np.argsort(unit.documents)[index]
-    row = executed["threshold"].map({threshold: place for place, threshold in enumerate(thresholds)})
-    kept = row.notna().to_numpy()
-    at = row[kept].to_numpy(int), column[kept]
-    quality, depth = np.full((rows, columns), np.nan), np.zeros((rows, columns))
-    quality[at], depth[at] = executed["quality_sum"][kept], executed["depth_sum"][kept]
-    ordered = known.loc[thresholds]
-    order_loss = documents.sign * (ordered["quality_full_depth"] - ordered["quality"]).to_numpy()[:, None]
-    loss = documents.loss(quality, documents.shown)
-    best, p = fastest_certified(loss, order_loss, ordered["mean_depth"].to_numpy(), promise)
-    found: dict[str, Any] = {"evidence": "executed", "tested_on": "test", "n_documents": int(documents.shown.sum())}
-    found |= {"p_value": p, "needed": promise.documents_needed()}
-    if best is None:
-        return found | _without(promise, _why(found["n_documents"], promise))
-    found |= {"threshold": float(thresholds[best]), "status": "certified", "error": ""}
-    found["mean_depth_test"] = float(documents.depth(depth[best : best + 1], documents.shown)[0])
-    return found | _losses("test", loss[best], promise)
