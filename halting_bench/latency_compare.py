@@ -3,6 +3,7 @@
 Seconds of different hours are not compared, since machines drift: both sides run in turns, in one process.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from halting_bench.analysis.statistics import shift
 from halting_bench.architectures.base import RecurrentModel
 from halting_bench.errors import UserError
 from halting_bench.jobs import Plan
@@ -26,10 +28,9 @@ from halting_bench.latency_plan import (
 )
 from halting_bench.sources import find_model_source
 from halting_bench.store import Run, load_run
-from halting_bench.timing.bracket import ratio
 from halting_bench.timing.clock import Clock, clock_for
 from halting_bench.timing.points import Shape
-from halting_bench.timing.protocol import TimedPoint, measure
+from halting_bench.timing.protocol import TimedPoint, Timing, measure
 from halting_bench.timing.workloads import Work
 
 if TYPE_CHECKING:
@@ -51,10 +52,10 @@ def self_test(run: Run, request: LatencyRequest, *, clock_of: Callable[[str], Cl
     target = next(target for target in targets(run, plan, request.points) if target.points)
     model, point = Loaded(plan).model(target), target.points[0]
     race = _Race(request, clock_of(plan.device))
-    rows = []
-    for shape in shapes(model.spec, plan, request, target.longest()):
+    rows, measured = [], shapes(model.spec, plan, request, target.longest())
+    for shape in measured:
         work = build_work(model, target, shape, plan.config.kv_mode)(point.key, point.policy())
-        rows.append(race.row(target, point, shape, work, work))
+        rows.append(race.row(target, point, shape, work, work, among=len(measured) - len(rows)))
     return pd.DataFrame(rows)
 
 
@@ -62,27 +63,50 @@ class _Race:
     """Times pairs of works in turns, within the time of a request."""
 
     def __init__(self, request: LatencyRequest, clock: Clock):
-        self._protocol, self._clock = request.protocol, clock
+        self._request, self._clock = request, clock
         self._deadline = clock.now() + request.time_budget_s
 
-    def row(self, target: Target, point: Point, shape: Shape, here: Work, there: Work) -> dict[str, object]:
+    def row(self, target: Target, point: Point, shape: Shape, here: Work, there: Work, *, among: int) -> dict[str, object]:
         """What was timed; of both sides mean depth, milliseconds a token and `noise` (relative half-width of the median's
         interval); and `ratio`, the seconds of the other side over those of this one, with its interval.
+
+        Args:
+            target, point, shape: what is timed.
+            here, there: the work of each side.
+            among: how many rows, this one included, share the time that is left.
         """
+        own = self._request.protocol
         left = max(self._deadline - self._clock.now(), 0.0)
+        # The runs that a figure needs are made while there is time; those that only narrow it have the row's share of that.
+        enough = min(own.max_time_s, left / among / 2) or own.max_time_s
         racers = [TimedPoint("here", here.point.run), TimedPoint("there", there.point.run)]
         generator = np.random.default_rng(target.unit.seed)
-        first, second = measure(racers, replace(self._protocol, time_budget_s=left), self._clock, generator)
-        found = ratio(second, first)
+        first, second = measure(racers, replace(own, time_budget_s=left, max_time_s=enough), self._clock, generator)
+        value, lo, hi = _times_as_long(first, second)
         row: dict[str, object] = {"model": target.unit.model_name, "benchmark": target.unit.benchmark_name}
         row |= {"policy": point.name, "threshold": point.threshold, **asdict(shape)}
         for side, work, timing in (("", here, first), ("other_", there, second)):
             row[f"{side}mean_depth"] = work.mean_depth
             row[f"{side}latency_ms_per_token"] = timing.columns()["latency_ms_per_token"]
             row[f"{side}noise"] = timing.seconds().relative_half_width
-        status = next((timing for timing in (first, second) if timing.status != "ok"), first)
-        row |= {"ratio": found.value, "ratio_lo": found.lo, "ratio_hi": found.hi}
-        return row | {"noisy": first.noisy or second.noisy, "status": status.status, "error": status.error}
+        told = next((timing for timing in (first, second) if timing.status != "ok"), first)
+        error = told.error
+        if told.status == "skipped":
+            error = f"no room in {self._request.time_budget_s:g} s: type a larger --time-budget"
+        row |= {"ratio": value, "ratio_lo": lo, "ratio_hi": hi}
+        return row | {"noisy": first.noisy or second.noisy, "status": told.status, "error": error}
+
+
+def _times_as_long(first: Timing, second: Timing) -> tuple[float, float, float]:
+    """The median ratio of a run of the second to one of the first, with its 95 % interval; NaN where one was not timed.
+
+    Both took turns, so what slowed the machine slowed both: runs are compared with runs, not a median with a median.
+    """
+    here, there = (np.array(timing.samples_s) - timing.prompt_s for timing in (first, second))
+    if not (first.status == second.status == "ok" and (here > 0).all() and (there > 0).all()):
+        return math.nan, math.nan, math.nan
+    value, lo, hi = np.exp(shift(np.log(there), np.log(here)))
+    return float(value), float(lo), float(hi)
 
 
 @dataclass(frozen=True)
@@ -119,7 +143,8 @@ def against(run: Run, other: str, request: LatencyRequest, *, clock_of: Callable
     loaded, opponent = Loaded(plan), _opponent(other, plan)
     race = _Race(request, clock_of(plan.device))
     rows = []
-    for target in targets(run, plan, request.points):
+    found = targets(run, plan, request.points)
+    for number, target in enumerate(found):
         facing = opponent(target)
         if facing is None:
             continue
@@ -130,13 +155,17 @@ def against(run: Run, other: str, request: LatencyRequest, *, clock_of: Callable
                 f"{other} knows {sizes[1]} tokens and {target.unit.model_name} {sizes[0]}: give a model of the same tokens"
             )
         there = replace(target, unit=replace(target.unit, max_steps=facing.max_steps))
-        for shape in shapes(model.spec, plan, request, target.longest()):
+        measured, points = shapes(model.spec, plan, request, target.longest()), target.points[: len(request.points) or COMPARED]
+        own_left = len(measured) * len(points)
+        for shape in measured:
             build = build_work(model, target, shape, plan.config.kv_mode)
             build_there = build_work(facing.model, there, shape, plan.config.kv_mode)
-            for point in target.points[: len(request.points) or COMPARED]:
+            for point in points:
                 rival = facing.point(point)
                 works = build(point.key, point.policy()), build_there(rival.key, rival.policy())
-                rows.append(race.row(target, point, shape, *works) | {"other_threshold": rival.threshold})
+                row = race.row(target, point, shape, *works, among=own_left * (len(found) - number))
+                rows.append(row | {"other_threshold": rival.threshold})
+                own_left -= 1
     if not rows:
         raise UserError(f"{run.path} and {other} have no benchmark in common: give a model, to be timed on the same texts")
     return pd.DataFrame(rows)

@@ -1,5 +1,6 @@
 """Timing a finished run: which points at which shapes, what is kept, and what the same command does next."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from halting_bench.reporting.tables import summary_tables
 from halting_bench.sweeping.run import sweep
 from halting_bench.timing.clock import FakeClock
 from halting_bench.timing.protocol import Protocol
+from tests.stepping_models import STEPS, stepping
 
 QUICK = Protocol(min_runs=9, min_time_s=0.0, warm_ups=1)
 POLICIES = ("latent-diff", "kl")
@@ -207,6 +209,38 @@ def test_another_model_runs_in_turns_with_the_run_s_own(run, tmp_path):
     assert frame["policy"].tolist() == ["kl"] * 2 and (frame["ratio"] == 1.0).all()
     assert (frame["other_threshold"] == frame["threshold"]).all()
     assert frame["mean_depth"].tolist() != frame["other_mean_depth"].tolist()
+
+
+@pytest.fixture(scope="module")
+def stepped(tmp_path_factory):
+    """Times a run whose steps take a second against the same model with other steps."""
+    folder = tmp_path_factory.mktemp("stepped")
+    own = stepping(folder / "mine.py", "1")
+    asked = SweepConfig(models=(own,), benchmarks=("shell",), policies=("kl",), limit=4, max_steps=8, execute=False)
+    mine = load_run(sweep(asked, out=folder / "run"))
+
+    def time_against(seconds: str, *, protocol: Protocol = QUICK, time_budget_s: float = 1e6) -> pd.DataFrame:
+        points = ("kl@0.5", "fixed@2")
+        request = LatencyRequest(points, (2,), None, 6, 3, time_budget_s=time_budget_s, protocol=protocol)
+        return against(mine, stepping(folder / "theirs.py", seconds), request, clock_of=lambda _: STEPS)
+
+    return time_against
+
+
+def test_a_step_that_takes_a_tenth_longer_is_told_in_every_row(stepped):
+    slower = stepped("1.1")
+    assert slower["phase"].tolist() == ["prefill"] * 2 + ["decode"] * 2
+    assert slower[["ratio", "ratio_lo", "ratio_hi"]].to_numpy() == pytest.approx(1.1)
+    assert stepped("1")["ratio"].tolist() == pytest.approx([1.0] * 4)
+
+
+def test_a_row_without_time_says_so_and_a_noisy_one_leaves_the_others_theirs(stepped):
+    short = stepped("1.1", time_budget_s=500)
+    assert short["status"].tolist()[:1] + short["status"].tolist()[-1:] == ["ok", "skipped"]
+    assert "no room in 500 s" in short["error"].iloc[-1] and math.isnan(short["ratio"].iloc[-1])
+    never_sure = replace(QUICK, noise_target=1e-9, max_time_s=1e9, max_runs=10**9)
+    noisy = stepped("1 + torch.rand(()).item()", protocol=never_sure, time_budget_s=2500)
+    assert noisy["status"].tolist() == ["ok"] * 4 and noisy["noisy"].all()
 
 
 def test_another_run_brings_its_own_points_of_equal_quality(run, tmp_path):
