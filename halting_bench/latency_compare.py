@@ -3,7 +3,6 @@
 Seconds of different hours are not compared, since machines drift: both sides run in turns, in one process.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from halting_bench.analysis.statistics import shift
 from halting_bench.architectures.base import RecurrentModel
 from halting_bench.errors import UserError
 from halting_bench.jobs import Plan
@@ -29,6 +27,7 @@ from halting_bench.latency_plan import (
 from halting_bench.sources import find_model_source
 from halting_bench.store import Run, load_run
 from halting_bench.timing.clock import Clock, clock_for
+from halting_bench.timing.medians import Interval, median
 from halting_bench.timing.points import Shape
 from halting_bench.timing.protocol import TimedPoint, Timing, measure
 from halting_bench.timing.workloads import Work
@@ -52,7 +51,8 @@ def self_test(run: Run, request: LatencyRequest, *, clock_of: Callable[[str], Cl
     target = next(target for target in targets(run, plan, request.points) if target.points)
     model, point = Loaded(plan).model(target), target.points[0]
     race = _Race(request, clock_of(plan.device))
-    rows, measured = [], shapes(model.spec, plan, request, target.longest())
+    measured = shapes(model.spec, plan, request, target.longest())
+    rows: list[dict[str, object]] = []
     for shape in measured:
         work = build_work(model, target, shape, plan.config.kv_mode)(point.key, point.policy())
         rows.append(race.row(target, point, shape, work, work, among=len(measured) - len(rows)))
@@ -82,7 +82,7 @@ class _Race:
         racers = [TimedPoint("here", here.point.run), TimedPoint("there", there.point.run)]
         generator = np.random.default_rng(target.unit.seed)
         first, second = measure(racers, replace(own, time_budget_s=left, max_time_s=enough), self._clock, generator)
-        value, lo, hi = _times_as_long(first, second)
+        found = _times_as_long(first, second)
         row: dict[str, object] = {"model": target.unit.model_name, "benchmark": target.unit.benchmark_name}
         row |= {"policy": point.name, "threshold": point.threshold, **asdict(shape)}
         for side, work, timing in (("", here, first), ("other_", there, second)):
@@ -93,20 +93,20 @@ class _Race:
         error = told.error
         if told.status == "skipped":
             error = f"no room in {self._request.time_budget_s:g} s: type a larger --time-budget"
-        row |= {"ratio": value, "ratio_lo": lo, "ratio_hi": hi}
+        row |= {"ratio": found.value, "ratio_lo": found.lo, "ratio_hi": found.hi}
         return row | {"noisy": first.noisy or second.noisy, "status": told.status, "error": error}
 
 
-def _times_as_long(first: Timing, second: Timing) -> tuple[float, float, float]:
-    """The median ratio of a run of the second to one of the first, with its 95 % interval; NaN where one was not timed.
+def _times_as_long(first: Timing, second: Timing) -> Interval:
+    """The median over rounds of the second's seconds in the first's, with its 95 % interval; NaN where one was not timed.
 
-    Both took turns, so what slowed the machine slowed both: runs are compared with runs, not a median with a median.
+    Both take turns, so what slows the machine for a while slows both runs of a round, and their ratio does not see it.
     """
-    here, there = (np.array(timing.samples_s) - timing.prompt_s for timing in (first, second))
-    if not (first.status == second.status == "ok" and (here > 0).all() and (there > 0).all()):
-        return math.nan, math.nan, math.nan
-    value, lo, hi = np.exp(shift(np.log(there), np.log(here)))
-    return float(value), float(lo), float(hi)
+    rounds = min(len(first.samples_s), len(second.samples_s))  # one may go on alone once the other is known well enough
+    here, there = (np.array(timing.samples_s[:rounds]) - timing.prompt_s for timing in (first, second))
+    if not (first.status == second.status == "ok" and (here > 0).all()):
+        return Interval()
+    return median((there / here).tolist(), 0.95)
 
 
 @dataclass(frozen=True)
