@@ -226,13 +226,14 @@ def _generate(
         drafts = {request.key: draft for draft, request in queue}
         for made in _stream(model, tokenizer, [request for _, request in queue], point, sampling, meter):
             draft, count = drafts[made.uid, made.threshold], len(made.tokens)
+            outcomes = np.array(made.outcomes, np.int64)
             texts[draft.place, draft.number, draft.repeat] = _text(tokenizer, made, draft.body.until)
             done[draft.place].count(
                 np.full(count, draft.number),
                 np.array(made.loop_steps, np.int64).reshape(count, len(model.spec.loops)),
                 len(made.prompt_steps) + np.arange(count),
-                np.array(made.outcomes, np.int64),
-                np.zeros(count, np.int64),
+                outcomes,
+                (outcomes == Outcome.EXHAUSTED) & ~np.array(made.fired, bool),
             )
             work.prompt_tokens += max(len(made.prompt_steps) - 1, 0)  # the last one makes the first new token
             work.prompt_core_steps += sum(made.prompt_steps[:-1])

@@ -45,6 +45,7 @@ class Decoded:
     prompt_outcomes: list[Outcome]
     stopped: str  # "length", "stop" (a stop token came) or "nonfinite" (the state broke: no token)
     loop_steps: list[list[int]]  # [M][L], `steps` loop by loop
+    fired: list[bool]  # [M], whether the rule held where the token's row stopped
     threshold: float | None = field(default=None, compare=False)  # the request's own: one way of naming an operating point
 
 
@@ -89,5 +90,6 @@ class Progress:
             prompt_outcomes=self.outcomes[:prompt],
             stopped=self.stopped,
             loop_steps=self.steps[new],
+            fired=self.fired[new],
             threshold=self.request.threshold,
         )

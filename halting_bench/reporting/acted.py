@@ -46,25 +46,27 @@ def acted(run: Run, model: str) -> Table | None:
     return table_of(f"acted-{slug(model)}", f"{model}: points acted out", columns, frame, footnotes, keys=3)
 
 
+def _as_executed(rows: "pd.DataFrame") -> "pd.DataFrame":
+    """Rows whose own figures are those of acting; nothing was promised before."""
+    quality = {name: name.replace("quality", "executed_quality") for name in ("quality", "quality_lo", "quality_hi")}
+    return rows.rename(columns=quality).assign(executed_depth=rows["mean_depth"], executed_gap=float("nan"))
+
+
 def _of_benchmark(run: Run, model: str, benchmark: str) -> "pd.DataFrame":
     import pandas as pd
 
     points = of_pair(run.points, model, benchmark)
-    mode = executed_mode(points)
-    if mode is None:
+    if not (points["evidence"] == "executed").any():
         return pd.DataFrame()
-    replayed = select(points, "test")
-    executed = select(points[points["kv_mode"] == mode], "test", evidence="executed")
-    full = replayed[
-        (replayed["policy"] == "fixed") & (replayed["threshold"] == of_pair(run.iso, model, benchmark)["full_depth"].max())
-    ]
-    full = full.rename(
-        columns={name: name.replace("quality", "executed_quality") for name in ("quality", "quality_lo", "quality_hi")}
-    )
-    full = full.assign(executed_depth=full["mean_depth"])
-    own = with_executed(executed[POINT].merge(replayed, on=POINT, how="left"), points)
-    own["flops_per_token"] = own[POINT].merge(executed, on=POINT)["flops_per_token"].to_numpy()
-    frame = pd.concat([full, own.sort_values("executed_depth")], ignore_index=True)
+    mode, test = executed_mode(points), select(points, "test")
+    full = test[(test["policy"] == "fixed") & (test["threshold"] == of_pair(run.iso, model, benchmark)["full_depth"].max())]
+    if mode is None:  # all were acted out: those of equal quality
+        own = _as_executed(test[test["role"] == "iso"])
+    else:
+        executed = select(points[points["kv_mode"] == mode], "test", evidence="executed")
+        own = with_executed(executed[POINT].merge(test, on=POINT, how="left"), points)
+        own["flops_per_token"] = own[POINT].merge(executed, on=POINT)["flops_per_token"].to_numpy()
+    frame = pd.concat([_as_executed(full), own.sort_values("executed_depth")], ignore_index=True)
     frame["mflops"] = frame["flops_per_token"] / 1e6
     frame["note"] = ""
     timed = of_pair(run.latency, model, benchmark)

@@ -70,7 +70,12 @@ def ranked(run: Run, model: str, benchmark: str) -> list[str]:
 
 
 def executed_mode(points: "pd.DataFrame") -> str | None:
-    """The kv_mode whose executed rows stand beside the replayed ones: the default one where it ran; None without any."""
+    """The kv_mode whose executed rows stand beside the replayed ones: the default one where it ran; None without any.
+
+    Nor is there any where nothing was replayed: there executed rows are the rows.
+    """
+    if not (points["evidence"] == "replayed").any():
+        return None
     modes = sorted(points.loc[points["evidence"] == "executed", "kv_mode"].unique(), key=lambda mode: (mode != "latest", mode))
     return modes[0] if modes else None
 
@@ -152,7 +157,7 @@ def _exit_spread(exits: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def with_executed(frame: "pd.DataFrame", points: "pd.DataFrame") -> "pd.DataFrame":
-    """Adds executed depth and quality, and the gap to the replayed quality, where points were executed."""
+    """Adds executed depth and quality, and the gap to the replayed quality, where points were executed and replayed."""
     mode = executed_mode(points)
     if mode is None:
         return frame

@@ -53,6 +53,8 @@ def write_plots(run: Run, folder: Path) -> list[Path]:
         for model, benchmark in pairs(run):
             for name, draw in PLOTS.items():
                 figure = draw(run, model, benchmark)
+                if figure is None:
+                    continue
                 for ending, options in formats.items():
                     path = folder / f"{name}-{slug(model)}-{slug(benchmark)}.{ending}"
                     buffer = io.BytesIO()
@@ -67,14 +69,9 @@ def quality_against_depth(run: Run, model: str, benchmark: str) -> "Figure":
 
     A rule that always or never fires has no star: it is a uniform depth.
     """
-    import pandas as pd
-
     points = select(of_pair(run.points, model, benchmark), "test")
-    rules = points[~points["policy"].map(is_control)]
     curves = _test_curves(run, model, benchmark)
-    # A rule without a score to sort has no curve: its grid is all that is known of it.
-    curves = pd.concat([curves, rules[~rules["policy"].isin(curves["policy"])]], ignore_index=True)
-    look = _looks(run, rules["policy"])
+    look = _looks(run, curves["policy"])
     chosen = chosen_points(run, model, benchmark)
     stars = chosen[(chosen["status"] == "ok") & (chosen["exit_spread"] != 0)]
     uniform, oracle = (
@@ -140,11 +137,16 @@ def against_threshold(run: Run, model: str, benchmark: str) -> "Figure":
     return figure
 
 
-def exit_histograms(run: Run, model: str, benchmark: str) -> "Figure":
-    """Where tokens stop, by level and token class: the share of each row's tokens that exit at each step."""
+def exit_histograms(run: Run, model: str, benchmark: str) -> "Figure | None":
+    """Where tokens stop, by level and token class: the share of each row's tokens that exit at each step.
+
+    None where the run kept no exits.
+    """
     from matplotlib.colors import PowerNorm
 
     exits = of_pair(run.exits, model, benchmark)
+    if exits.empty:
+        return None
     iso = of_pair(run.iso, model, benchmark)
     names = ["oracle-loss", *ranked(run, model, benchmark)]
     exits = exits.merge(iso.loc[(iso["status"] == "ok") & iso["policy"].isin(names), POINT], on=POINT)
@@ -193,9 +195,11 @@ def exit_histograms(run: Run, model: str, benchmark: str) -> "Figure":
     return figure
 
 
-def convergence(run: Run, model: str, benchmark: str) -> "Figure":
-    """Median and 90th percentile of every signal at each step."""
+def convergence(run: Run, model: str, benchmark: str) -> "Figure | None":
+    """Median and 90th percentile of every signal at each step; None where nothing was traced."""
     frame = of_pair(run.convergence, model, benchmark)
+    if frame.empty:
+        return None
     look = _looks(run, frame["signal"])
     figure, panels = panels_by_group(f"{model} on {benchmark}: convergence of the signals", look, sharey=False)
     for group, axes in panels.items():
@@ -212,7 +216,7 @@ def convergence(run: Run, model: str, benchmark: str) -> "Figure":
     return figure
 
 
-PLOTS: dict[str, Callable[[Run, str, str], "Figure"]] = {
+PLOTS: dict[str, Callable[[Run, str, str], "Figure | None"]] = {
     "quality-against-depth": quality_against_depth,
     "against-threshold": against_threshold,
     "exit-histograms": exit_histograms,
@@ -221,15 +225,23 @@ PLOTS: dict[str, Callable[[Run, str, str], "Figure"]] = {
 
 
 def _test_curves(run: Run, model: str, benchmark: str) -> "pd.DataFrame":
+    """Every rule's exact curve; of a rule that has none, since it has no score to sort or was not replayed, its points."""
+    import pandas as pd
+
+    points = select(of_pair(run.points, model, benchmark), "test")
+    rules = points[~points["policy"].map(is_control)]
     curves = of_pair(run.curves, model, benchmark)
-    return curves[curves["split"] == "test"]
+    if curves.empty:
+        return rules.reset_index(drop=True)
+    curves = curves[curves["split"] == "test"]
+    return pd.concat([curves, rules[~rules["policy"].isin(curves["policy"])]], ignore_index=True)
 
 
 def _looks(run: Run, names: "pd.Series") -> dict[str, Look]:
     """The looks of some policies or signals: of all that the run has, so that each keeps its own from plot to plot."""
     policies = [policy for policy in run.points["policy"].drop_duplicates() if not is_control(policy)]
-    shown = set(names)
-    return {name: look for name, look in looks([*policies, *run.convergence["signal"]]).items() if name in shown}
+    shown, signals = set(names), [] if run.convergence.empty else run.convergence["signal"]
+    return {name: look for name, look in looks([*policies, *signals]).items() if name in shown}
 
 
 def _metric(run: Run, model: str, benchmark: str) -> str:

@@ -86,14 +86,14 @@ def summary(run: Run, model: str) -> Table:
     )
     frame = pd.DataFrame(rows).reindex(columns=[key for column in columns for key in column.keys])
     points = run.points[(run.points["model"] == model) & (run.points["subset"] == "all")]
-    grid = points[points["distinct"] & (points["split"] == "test") & (points["evidence"] == "replayed")]
+    distinct = sum(int(select(of_pair(points, model, each), "test")["distinct"].sum()) for each in points["benchmark"].unique())
     rules = {policy for policy in points["policy"] if not is_control(policy)}
     footnotes = (
         "Best policy: least mean depth (core steps a scored token) at the quality of full depth, the depth the model was "
         "trained around; chosen on calibration documents, shown on test documents with 95 % intervals over documents.",
         "Saved vs uniform: against the least uniform depth that keeps that quality. Negative: a fixed depth would have done.",
         _gap_note(run.iso[run.iso["model"] == model]),
-        f"{len(grid):,} distinct operating points of {len(rules)} policies and their controls on {len(rows)} benchmarks.",
+        f"{distinct:,} distinct operating points of {len(rules)} policies and their controls on {len(rows)} benchmarks.",
     )
     several = run.points["model"].nunique() > 1
     name = f"summary-{slug(model)}" if several else "summary"
@@ -103,6 +103,7 @@ def summary(run: Run, model: str) -> Table:
 def iso(run: Run, model: str, benchmark: str) -> Table:
     """Each policy at its least depth of equal quality."""
     frame = chosen_points(run, model, benchmark)
+    evidence = select(of_pair(run.points, model, benchmark), "test")["evidence"].iloc[0]
     columns = [
         _POLICY,
         _THRESHOLD,
@@ -117,7 +118,7 @@ def iso(run: Run, model: str, benchmark: str) -> Table:
     ]
     footnotes = [
         f"{_full_depth(frame)} Points: the least mean depth of equal quality on calibration documents, shown on test "
-        "documents with 95 % intervals over documents; replayed.",
+        f"documents with 95 % intervals over documents; {evidence}.",
         f"{_uniform_depth(frame)} Random exits: the quality of exits drawn at random from the policy's own depth histogram.",
         _gap_note(frame),
         "Never fired: tokens for which the rule would not have fired at the last step either.",
@@ -151,7 +152,8 @@ def equal_depth(run: Run, model: str, benchmark: str) -> Table:
 def front(run: Run, model: str, benchmark: str) -> Table:
     """The points that no other point dominates on the calibration documents."""
     points = of_pair(run.points, model, benchmark)
-    calibration = points[points["on_front"] & (points["split"] == "calibration") & (points["subset"] == "all")]
+    calibration = select(points, "calibration")
+    calibration = calibration[calibration["on_front"]]
     # Thresholds of one policy that assign the same exits are one point; policies that tie all keep their name.
     calibration = calibration.drop_duplicates(["seed", "policy", "mean_depth", "quality"]).sort_values(
         ["mean_depth", "policy", "seed"]

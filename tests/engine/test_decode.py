@@ -50,7 +50,8 @@ def by_reference(model: RecurrentModel, prompt: list[int], policy: HaltingPolicy
     steps, outcomes = [sum(row.steps) for row in rows], [row.outcome for row in rows]
     ask, loops = len(prompt), [list(row.steps) for row in rows]
     prompted = steps[:ask], outcomes[:ask]
-    return Decoded(uid, tokens, steps[ask - 1 :], outcomes[ask - 1 :], *prompted, "length", loops[ask - 1 :])
+    fired = [row.fired for row in rows][ask - 1 :]
+    return Decoded(uid, tokens, steps[ask - 1 :], outcomes[ask - 1 :], *prompted, "length", loops[ask - 1 :], fired)
 
 
 @pytest.mark.parametrize("kv_mode", ["latest", "propagate", "last-only", "modulo-2", "absent"])
