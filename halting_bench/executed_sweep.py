@@ -18,7 +18,8 @@ from halting_bench.benchmarks.base import Benchmark, Sequence
 from halting_bench.engine.controls import uniform_at
 from halting_bench.engine.multi_loop import GivenDepth, Stacked, execute_stacked, loop_scores, scored_positions
 from halting_bench.engine.points import SPLITS
-from halting_bench.engine.replay import Rule, Tally, exits_at, row_tokens, running_extremum, unsigned_threshold
+from halting_bench.engine.replay import Rule, Tally, row_tokens
+from halting_bench.executed_grid import depth_thresholds, never_fires
 from halting_bench.halting.policy import HaltingPolicy
 from halting_bench.plan import PolicyPlan, build_policy
 from halting_bench.records import Metric, Outcome
@@ -90,7 +91,7 @@ class _Rows:
         place = {document: index for index, document in enumerate(documents)}
         self.owner = np.array([place[s.document] for s in sequences])
         lengths = np.array([len(s.tokens) for s in sequences])
-        scored = scored_positions(sequences)
+        self.scored = scored = scored_positions(sequences)
         self.document, self.all_positions = np.repeat(self.owner, lengths)[scored], int(lengths.sum())
         self.context = np.concatenate([np.arange(1, n + 1) if model.spec.causal else np.full(n, n) for n in lengths])[scored]
         self.codes = {f: np.concatenate([s.codes[f] for s in sequences])[scored] for f in benchmark.subset_names}
@@ -111,9 +112,11 @@ class _Rows:
             reason = reason or "executed sweeps take one threshold on one signal"
         if reason or rule is None:
             return pd.DataFrame([blank_row(plan.recipe.name, "not_applicable", reason) | {"evidence": "executed"}])
-        thresholds = self._thresholds(plan, rule)
-        done = self._run(build_policy(plan.recipe, float("nan")), thresholds[:, None])
-        drawn = self._run(GivenDepth(), self._drawn(done))
+        scores = self._scores(rule)
+        thresholds = self._thresholds(plan, rule, scores)
+        never = never_fires(scores, rule, thresholds)
+        done = self._run_firing(build_policy(plan.recipe, float("nan")), thresholds[:, None], never)
+        drawn = self._run_firing(GivenDepth(), self._drawn(done), never)
         return pd.concat(
             [
                 self._tabulate(plan.recipe.name, thresholds, done, "grid", plan),
@@ -122,11 +125,22 @@ class _Rows:
             ignore_index=True,
         )
 
-    def _thresholds(self, plan: PolicyPlan, rule: Rule) -> np.ndarray:
+    def _scores(self, rule: Rule) -> np.ndarray:
+        """[P, L, R] of the rule's signal, nothing stopping."""
+        found = loop_scores(
+            self.model,
+            self.sequences,
+            (rule.signal,),
+            max_steps=self.setting.max_steps,
+            seed=self.setting.seed,
+            batch_rows=self.setting.batch_rows,
+        )
+        return found[rule.signal]
+
+    def _thresholds(self, plan: PolicyPlan, rule: Rule, scores: np.ndarray) -> np.ndarray:
         """[G, L]: the recipe's numbers, and quantiles from the calibration documents at full depth."""
-        chosen = [s for s, owner in zip(self.sequences, self.owner, strict=True) if owner < self.setting.calibration]
-        found = loop_scores(self.model, chosen, (rule.signal,), max_steps=self.setting.max_steps, seed=self.setting.seed)
-        scores, count = found[rule.signal], plan.recipe.grid.quantiles
+        scores = scores[self.scored][self.document < self.setting.calibration]
+        count = plan.recipe.grid.quantiles
         quantiles = np.stack([depth_thresholds(scores[:, loop], rule, count) for loop in range(self.loops)], axis=1)
         absolute = np.repeat(np.array(plan.recipe.grid.absolute, float)[:, None], self.loops, axis=1)
         return np.unique(np.concatenate((absolute, quantiles)), axis=0)
@@ -137,6 +151,14 @@ class _Rows:
             self.model, self.sequences, policy, thresholds,
             max_steps=setting.max_steps, seed=setting.seed, kv_mode=setting.kv_mode, batch_rows=setting.batch_rows,
         )  # fmt: skip
+
+    def _run_firing(self, policy: HaltingPolicy, thresholds: np.ndarray, never: np.ndarray) -> Stacked:
+        """Every point. Those that never fire, bool [G], are the deepest uniform run: nothing is run for them."""
+        deepest = self.uniform_run.points(np.array([-1]), never_fired=True)
+        if never.all():
+            return deepest.points(np.zeros(len(never), np.int64))
+        ran = self._run(policy, thresholds[~never])
+        return ran.joined(deepest).points(np.where(never, -1, np.cumsum(~never) - 1))
 
     def _drawn(self, done: Stacked) -> np.ndarray:
         """[G, P, L] exits drawn from each point's own joint histogram: does it matter which tokens stop?"""
@@ -230,31 +252,3 @@ def _params(thresholds: list[float], plan: PolicyPlan | None) -> str:
     """JSON of what `threshold` alone does not say of a point."""
     told: dict[str, object] = {"thresholds": thresholds} if len(set(thresholds)) > 1 else {}
     return json.dumps(told | ({"provisional": True} if plan and plan.needs_logits else {}))
-
-
-def depth_thresholds(scores: np.ndarray, rule: Rule, count: int) -> np.ndarray:
-    """[count] thresholds at which rows that stop by this rule alone stop at evenly spaced mean depths.
-
-    Args:
-        scores: [N, R] of one loop at full depth.
-        rule: the rule.
-        count: how many.
-    """
-    steps = scores.shape[1]
-    extremum = running_extremum(scores, rule)
-    bounds = np.unique(extremum[np.isfinite(extremum)])
-    if not count or not len(bounds):
-        return np.empty(0)
-
-    def mean_depth(bound: float) -> float:
-        return float(np.minimum(exits_at(extremum, bound), steps).mean())
-
-    deepest, shallowest = mean_depth(bounds[0]), mean_depth(np.inf)
-    chosen = []
-    for wanted in np.linspace(deepest, shallowest, count + 2)[1:-1]:
-        low, high = 0, len(bounds) - 1  # a larger bound never stops later
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if mean_depth(bounds[middle]) <= wanted else (middle + 1, high)
-        chosen.append(bounds[low])
-    return unsigned_threshold(np.array(chosen), rule).astype(np.float64)

@@ -128,7 +128,7 @@ def _plan_job(
     replayable = len(spec.loops) == 1 and spec.causal
     named = named_points(config, model_name, benchmark.name, [recipe.name for recipe in recipes])
     plans = tuple(plan_policy(with_points(recipe, named), spec, max_steps) for recipe in recipes)
-    sample = benchmark.default_sample
+    sample = benchmark.default_sample if replayable else benchmark.executed_sample
     limit, each = (sample.documents, sample.sequences) if config.limit == "default" else (config.limit, None)
     units = []
     for seed in config.seeds:

@@ -39,6 +39,7 @@ class Benchmark(ABC):
     name: str
     metric: Metric
     default_sample: Sample = Sample(256, None)
+    executed_sample: Sample = Sample(32, 2)  # where every point is acted out instead of replayed from one pass
     subset_names: dict[str, tuple[str, ...]]  # subset family (level, class, position) -> names of its codes
 
     @abstractmethod

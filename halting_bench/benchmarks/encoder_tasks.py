@@ -12,11 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from halting_bench.benchmarks.base import NOT_SCORED, Sample
+from halting_bench.benchmarks.base import NOT_SCORED
 from halting_bench.benchmarks.procedural import ProceduralTask
-
-EXECUTED_SAMPLE = Sample(48, 2)
-"""Encoders execute every point instead of replaying it, so a sweep takes fewer sequences unless told otherwise."""
 
 _OPERATIONS: dict[str, Callable[[list[int]], int]] = {"+": lambda values: sum(values) % 10, "^": max, "_": min}
 
@@ -30,7 +27,6 @@ class Roots(ProceduralTask):
 
     name, tag, chance = "roots", "R", 1 / 3
     bounds, trained = (1, 2, 3, 4, 5, 6, 7, 9), 7
-    default_sample = EXECUTED_SAMPLE
     nodes = 24
     trees = 3
     straight = 0.85
@@ -72,7 +68,6 @@ class Expressions(ProceduralTask):
 
     name, tag, chance = "expressions", "E", 0.15
     bounds, trained = (1, 2, 3, 4, 5), 4
-    default_sample = EXECUTED_SAMPLE
 
     def length(self, level: int) -> int:
         return 16 + 16 * level

@@ -53,6 +53,7 @@ class TextBenchmark(Benchmark):
 
     metric = Metric.BITS_PER_BYTE
     default_sample = Sample(96, 1)
+    executed_sample = Sample(12, 1)
     subset_names = {"class": CLASS_NAMES, "position": POSITION_NAMES}  # noqa: RUF012 - declared by Benchmark
 
     def __init__(

@@ -11,7 +11,7 @@ Shapes: G operating points, S sequences, P positions of all sequences one after 
 R = max_steps.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -58,6 +58,20 @@ class Stacked:
     never_fired: np.ndarray  # bool [G, N], EXHAUSTED and the rule does not hold at R of the last loop either
     core_steps: int  # over all positions and points
     embeds: int
+
+    def points(self, which: np.ndarray, *, never_fired: bool = False) -> "Stacked":
+        """Some of the points, int64 [G'], work uncounted; never_fired: those that are EXHAUSTED were watched in vain."""
+        found = replace(self, **{name: getattr(self, name)[which] for name in BY_POINT}, core_steps=0, embeds=0)
+        return replace(found, never_fired=found.outcome == Outcome.EXHAUSTED) if never_fired else found
+
+    def joined(self, other: "Stacked") -> "Stacked":
+        """The points of both, over the same positions."""
+        both = {name: np.concatenate((getattr(self, name), getattr(other, name))) for name in BY_POINT}
+        return replace(self, **both, core_steps=self.core_steps + other.core_steps, embeds=self.embeds + other.embeds)
+
+
+BY_POINT = ("steps", "loss", "correct", "outcome", "never_fired")
+"""The arrays of Stacked whose first axis is G."""
 
 
 def scored_positions(sequences: list[Sequence]) -> np.ndarray:
@@ -191,20 +205,34 @@ class _Batch:
 
 @torch.inference_mode()
 def loop_scores(
-    model: RecurrentModel, sequences: list[Sequence], signals: tuple[str, ...], *, max_steps: int, seed: int = 0
+    model: RecurrentModel,
+    sequences: list[Sequence],
+    signals: tuple[str, ...],
+    *,
+    max_steps: int,
+    seed: int = 0,
+    batch_rows: int = 8192,
 ) -> dict[str, np.ndarray]:
     """Every signal at every step of every loop, nothing stopping: what thresholds are chosen from.
 
     Returns:
-        signal -> float32 (float64 when the model is) [N, L, R].
+        signal -> float32 (float64 when the model is) [P, L, R].
     """
+    ends = np.cumsum([len(s.tokens) for s in sequences])
+    part = (ends - 1) // batch_rows
+    parts = []
+    for number in np.unique(part):
+        some = [sequences[i] for i in np.flatnonzero(part == number)]
+        batch = _Batch(model, some, KvMode.parse("latest"), max_steps, seed, Meter())
+        parts.append(_scores(model, batch, signals, max_steps))
+    return {name: np.concatenate([found[name] for found in parts]) for name in signals}
+
+
+def _scores(model: RecurrentModel, batch: _Batch, signals: tuple[str, ...], max_steps: int) -> dict[str, np.ndarray]:
+    """Scores of a batch by signal, [rows, L, R] each."""
     loops = len(model.spec.loops)
-    scored = scored_positions(sequences)
-    mode = KvMode.parse("latest")
-    batch = _Batch(model, sequences, mode, max_steps, seed, Meter())
-    chosen = torch.from_numpy(scored).to(batch.x.device)
     real = np.float64 if batch.x.dtype == torch.float64 else np.float32
-    found = {name: np.full((len(scored), loops, max_steps), np.nan, real) for name in signals}
+    found = {name: np.full((batch.rows, loops, max_steps), np.nan, real) for name in signals}
     names = tuple(sorted({name for signal in signals for name in SIGNALS[signal].remembers}))
     context = batch._context(batch._cache(1), 1)
     x = batch.x
@@ -212,10 +240,9 @@ def loop_scores(
         state = model.begin(loop, x, batch.noise)
 
         def view(k: int, state: Tensor, loop: int = loop) -> View:
-            latent = state[chosen]
-            step = torch.full((len(chosen),), k, device=latent.device)
-            gate = (lambda: model.gate(latent)) if model.spec.has_gate else None
-            return View(step, latent, lambda: model.readout(model.end(loop, state, context.at(READOUT)), context)[chosen], gate)
+            step = torch.full((len(state),), k, device=state.device)
+            gate = (lambda: model.gate(state)) if model.spec.has_gate else None
+            return View(step, state, lambda: model.readout(model.end(loop, state, context.at(READOUT)), context), gate)
 
         memory = Features(view(0, state), None).remember(names)
         for k in range(1, max_steps + 1):

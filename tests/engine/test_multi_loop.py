@@ -6,11 +6,12 @@ import torch
 from runtime_models import STEPS, RowCounter, TwoLoops, texts, tiny_huginn
 
 from halting_bench.architectures.self_transformer import SelfTransformer
-from halting_bench.benchmarks.base import NOT_SCORED
 from halting_bench.engine.multi_loop import GivenDepth, execute_stacked, loop_scores, scored_positions
+from halting_bench.engine.replay import Rule
 from halting_bench.engine.score import execute
 from halting_bench.engine.trace import TracePlan, trace
 from halting_bench.errors import UserError
+from halting_bench.executed_grid import never_fires
 from halting_bench.halting.policies import ThresholdPolicy
 from halting_bench.records import Outcome
 
@@ -110,8 +111,37 @@ def test_scores_of_one_loop_are_those_of_the_trace() -> None:
     shard = trace(model, sequences, TracePlan(signals, STEPS, seed=0))
     scores = loop_scores(model, sequences, signals, max_steps=STEPS)
     for name in signals:
-        np.testing.assert_allclose(scores[name][:, 0], shard[f"score/{name}"], rtol=1e-9, atol=1e-12)
-    assert len(scores["kl"]) == sum(int((s.targets != NOT_SCORED).sum()) for s in sequences)
+        scored = scores[name][scored_positions(sequences), 0]
+        np.testing.assert_allclose(scored, shard[f"score/{name}"], rtol=1e-9, atol=1e-12)
+    assert len(scores["kl"]) == sum(len(s.tokens) for s in sequences)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_scores_do_not_depend_on_the_batch(name: str) -> None:
+    model, sequences = MODELS[name](), texts(5)
+    whole, single = (loop_scores(model, sequences, ("step-norm",), max_steps=STEPS, batch_rows=n) for n in (8192, 1))
+    np.testing.assert_allclose(whole["step-norm"], single["step-norm"], rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("signal", "fires"), [("step-norm", "below"), ("margin", "above")])
+def test_points_told_to_stop_nothing_stop_nothing(name: str, signal: str, fires: str) -> None:
+    model, sequences = MODELS[name](), texts(4, prompt=1)
+    rule, loops = Rule(signal, fires, hits=2), len(model.spec.loops)
+    scores = loop_scores(model, sequences, (signal,), max_steps=STEPS)[signal]
+    taus = np.repeat(np.nanquantile(scores, [0.0, 0.02, 0.3, 0.7, 0.98, 1.0])[:, None], loops, axis=1)
+    never = never_fires(scores, rule, taus)
+    assert 0 < never.sum() < len(never)
+    policy = ThresholdPolicy(signal, np.nan, hits=2)
+    done = execute_stacked(model, sequences, policy, taus[:, None], max_steps=STEPS)
+    assert (done.steps[never] == STEPS).all()
+    assert done.never_fired[never].all()
+    deepest = execute_stacked(model, sequences, GivenDepth(), np.full((1, 1, loops), float(STEPS)), max_steps=STEPS)
+    deepest = deepest.points(np.zeros(int(never.sum()), np.int64), never_fired=True)
+    found = done.points(np.flatnonzero(never))
+    np.testing.assert_allclose(found.loss, deepest.loss, rtol=0, atol=1e-10)
+    for what in ("steps", "correct", "outcome", "never_fired"):
+        np.testing.assert_array_equal(getattr(found, what), getattr(deepest, what))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -13,7 +13,8 @@ from halting_bench.benchmarks.base import Benchmark, Sequence
 from halting_bench.catalog import find_policy
 from halting_bench.engine.replay import Rule, exits_at, running_extremum, signed_threshold
 from halting_bench.engine.score import execute
-from halting_bench.executed_sweep import Setting, depth_thresholds, sweep_executed
+from halting_bench.executed_grid import depth_thresholds
+from halting_bench.executed_sweep import Setting, sweep_executed
 from halting_bench.halting.policies import ThresholdPolicy
 from halting_bench.plan import plan_policy
 from halting_bench.records import POINT_COLUMNS, Metric
