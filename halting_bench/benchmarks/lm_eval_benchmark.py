@@ -11,7 +11,7 @@ import numpy as np
 from halting_bench.benchmarks.asks import USUAL_LENGTH, Encoded, encode_scoring
 from halting_bench.benchmarks.base import Benchmark, Sample, Sequence
 from halting_bench.benchmarks.lm_eval_bridge import Suite
-from halting_bench.benchmarks.lm_eval_index import prepare
+from halting_bench.benchmarks.lm_eval_index import is_file, prepare
 from halting_bench.benchmarks.tokenizer import Tokenizer
 from halting_bench.records import Metric
 
@@ -38,7 +38,8 @@ class LmEvalBenchmark(Benchmark):
     ):
         """
         Args:
-            name: `lm-eval:TASK[,TASK...]`, each a task, group, tag or YAML file.
+            name: `lm-eval:TASK[,TASK...]`, each a task, group, tag or YAML file. A file's place is no part of the
+                benchmark's own name: runs of two machines compare.
             tokenizer: the model's.
             max_length: positions that the model has.
             include_path: a folder with more task files.
@@ -46,9 +47,9 @@ class LmEvalBenchmark(Benchmark):
             offline: make no request to the hub.
         """
         prepare(offline=offline)
-        self.name = name
+        self.name = PREFIX + ",".join(Path(each).stem if is_file(each) else each for each in _asked(name))
         self.tokenizer, self.max_length = tokenizer, min(max_length, USUAL_LENGTH)
-        self._names = name.removeprefix(PREFIX).split(",")
+        self._names = _asked(name)
         self._include_path, self._num_fewshot = include_path, num_fewshot
         self._limit: int | None = None
         self._suite: Suite | None = None
@@ -97,6 +98,10 @@ class LmEvalBenchmark(Benchmark):
     def sequences(self, document: int) -> list[Sequence]:
         """The questions of a document that are scored; those that generate have no sequence."""
         return self._by_document.get(document, [])
+
+
+def _asked(name: str) -> list[str]:
+    return name.removeprefix(PREFIX).split(",")
 
 
 def numbered(suite: Suite, documents: Several[int]) -> np.ndarray:

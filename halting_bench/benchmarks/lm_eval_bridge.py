@@ -16,7 +16,7 @@ import numpy as np
 from halting_bench.benchmarks.asks import Answer, Ask, Generation
 from halting_bench.benchmarks.lm_eval_asks import document_numbers, to_ask
 from halting_bench.benchmarks.lm_eval_errors import one_line, unknown_task
-from halting_bench.benchmarks.lm_eval_index import FEWSHOT_SEED, check_yaml, is_file, quiet, task_manager
+from halting_bench.benchmarks.lm_eval_index import FEWSHOT_SEED, check_yaml, described, is_file, quiet, task_manager
 from halting_bench.benchmarks.lm_eval_results import first_broken, metrics_of
 from halting_bench.errors import UserError
 
@@ -101,7 +101,7 @@ class Suite:
             self.tasks: dict[str, Any] = self.loaded["tasks"]
             for name, task in self.tasks.items():
                 _configure(task, num_fewshot, gen_kwargs)
-                _build(name, task, limit)
+                _build(described(manager, name), task, limit)
                 if task.get_config("output_type") == "generate_until":
                     _remember_texts(task)
         self.instances: list[Instance] = [i for task in self.tasks.values() for i in task.instances]
@@ -126,13 +126,17 @@ class Suite:
         broken = first_broken(answers)
         if broken is not None:
             ask = self.asks[broken]
-            raise UserError(f"task '{ask.task}', document {ask.place}: its log-likelihood is not a number: the states broke")
+            raise UserError(
+                f"task '{ask.task}', document {ask.place}: its log-likelihood is not a number: the states broke; try a smaller "
+                "--max-steps, or --dtype float32"
+            )
         number = {id(ask): i for i, ask in enumerate(self.asks)}
         model = answering_model(lambda asks: [answers[number[id(ask)]] for ask in asks], self.asks, self.instances)
         results = self._evaluate(model)
         for name in self.tasks:
             if not metrics_of(results, name):
-                raise UserError(f"task '{name}' has no metric: give its metric_list one")
+                known = ", ".join(self.tasks[name].aggregation())
+                raise UserError(f"task '{name}' gave no value of any metric ({known}): name one that its output_type has")
         return results
 
     def _evaluate(self, model: "LM") -> dict[str, Any]:
@@ -209,7 +213,9 @@ def _load(manager: "TaskManager", names: list[str]) -> Any:
     except UserError:
         raise
     except Exception as error:  # data sets, templates and YAML raise whatever they like
-        raise UserError(f"task {', '.join(names)}: {one_line(error)}") from error
+        for name in names if len(names) > 1 else []:
+            _load(manager, [name])  # the one that fails says so
+        raise UserError(f"{described(manager, names[0])}: {one_line(error)}") from error
 
 
 def _configure(task: Any, num_fewshot: int | None, gen_kwargs: dict[str, Any] | None) -> None:
@@ -236,11 +242,14 @@ def _remember_texts(task: Any) -> None:
     vars(task)["process_results"] = judged
 
 
-def _build(name: str, task: Any, limit: int | None) -> None:
+def _build(told: str, task: Any, limit: int | None) -> None:
+    """told: the task as errors name it."""
     try:
         task.build_all_requests(limit=limit, rank=0, world_size=1, cache_requests=False)
     except Exception as error:
-        raise UserError(f"task '{name}': {one_line(error)}") from error
+        raise UserError(f"{told}: {one_line(error)}") from error
     counts = Counter(instance.request_type for instance in task.instances)
     if not counts:
-        raise UserError(f"task '{name}' has no documents: check its data and splits")
+        raise UserError(f"{told} has no documents: check its data and splits")
+    if not task.aggregation():
+        raise UserError(f"{told} has no metric: give its metric_list one, such as acc or exact_match")

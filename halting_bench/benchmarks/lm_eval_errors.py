@@ -32,6 +32,8 @@ def one_line(error: BaseException) -> str:
         chain.append(error)
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
     names = {type(e).__name__ for e in chain}
+    if len(chain) > 1 and type(chain[0]).__name__ == "DatasetGenerationError":  # says nothing of its own
+        del chain[0]
     text = " ".join(str(chain[0]).split())[:300] or type(chain[0]).__name__
     whole = " ".join(str(e) for e in chain)
     if names & {"GatedRepoError"} or "gated dataset" in whole:
@@ -42,6 +44,12 @@ def one_line(error: BaseException) -> str:
         return f"{text}: check dataset_path, or {LOCALIZE}"
     if names & {"FileNotFoundError"}:
         return f"{text}: give an existing file in data_files (an absolute path)"
+    if "StopIteration" in names:
+        return "its data has no rows: put at least one document into the file"
+    if "DatasetGenerationError" in names:
+        return f"its data cannot be read ({text}): mend the file"
+    if "UndefinedError" in names:
+        return f"{text}: name a column of its data in doc_to_text, doc_to_choice and doc_to_target"
     if isinstance(chain[0], KeyError):
-        return f"no {chain[0]} in its data or configuration"
+        return f"its data has no {chain[0]}: name a split and columns that are there (test_split, doc_to_text, ...)"
     return text if type(chain[0]).__name__ in ("ValueError", "Exception") else f"{type(chain[0]).__name__}: {text}"

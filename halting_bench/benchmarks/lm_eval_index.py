@@ -49,9 +49,10 @@ def prepare(*, offline: bool = False) -> None:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """No warnings about lm-eval's own usage, no progress bars of its libraries; global random generators are put back."""
-    logger = logging.getLogger("lm_eval")
-    before, states = logger.level, (random.getstate(), np.random.get_state())
-    logger.setLevel(logging.ERROR)
+    loggers = {logging.getLogger("lm_eval"): logging.ERROR, logging.getLogger("datasets"): logging.CRITICAL}
+    before, states = {logger: logger.level for logger in loggers}, (random.getstate(), np.random.get_state())
+    for logger, level in loggers.items():
+        logger.setLevel(level)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
@@ -59,7 +60,8 @@ def quiet() -> Iterator[None]:
             np.random.seed(FEWSHOT_SEED)
             yield
     finally:
-        logger.setLevel(before)
+        for logger, level in before.items():
+            logger.setLevel(level)
         random.setstate(states[0])
         np.random.set_state(states[1])
 
@@ -103,3 +105,17 @@ def check_yaml(file: Path) -> dict[str, Any]:
         return load_yaml(file, resolve_func=False)
     except Exception as error:  # YAML errors, missing includes and wrong shapes alike
         raise UserError(f"{file} is not a task file: {one_line(error)}: mend it or move it out of the folder") from None
+
+
+def described(manager: "TaskManager", name: str) -> str:
+    """A task as errors name it: with its file, unless that is one of lm-eval's own, and the data files that it names."""
+    import lm_eval.tasks
+
+    entry = None if is_file(name) else manager.task_index.get(name)
+    path = Path(name) if is_file(name) else entry and entry.yaml_path
+    if not path or path.is_relative_to(Path(lm_eval.tasks.__file__).parent):
+        return f"task '{name}'"
+    data = (check_yaml(path).get("dataset_kwargs") or {}).get("data_files") or {}
+    files = data.values() if isinstance(data, dict) else [data]
+    told = [str(path), *(f"data {file}" for file in files)]
+    return f"task '{name}' ({', '.join(dict.fromkeys(told))})"

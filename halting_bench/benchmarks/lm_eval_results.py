@@ -31,7 +31,7 @@ def check_finite(results: dict[str, Any]) -> None:
     for name in results["results"]:
         for key, value in metrics_of(results, name).items():
             if math.isnan(value):
-                raise UserError(f"task '{name}': {key} is not a number: no document counts for it")
+                raise UserError(f"task '{name}': {key} is not a number: no document counts for it; raise --limit")
 
 
 def jsonable(value: Any) -> Any:

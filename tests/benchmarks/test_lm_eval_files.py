@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -87,8 +88,35 @@ def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
     task = {"task": "lost", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "/no/such/rows.jsonl"}}}
     task |= {"test_split": "test", "output_type": "loglikelihood", "doc_to_text": "q", "doc_to_target": "a"}
     write(tmp_path, "lost.yaml", yaml.safe_dump(task))
-    with pytest.raises(UserError, match=r"task lost: .*/no/such/rows\.jsonl.*data_files"):
+    with pytest.raises(UserError, match=r"task 'lost' \(.*lost\.yaml.*/no/such/rows\.jsonl.*data_files"):
         Suite(["lost"], include_path=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "message"),
+    [
+        ({}, "", r"task 'odd' \(.*odd\.yaml, data .*rows\.jsonl\): its data has no rows: put"),
+        ({}, '{"q": 1\n', r"odd\.yaml.*its data cannot be read \(.*JSON parse error.*\): mend the file"),
+        ({"test_split": "validation"}, '{"q": "a"}\n', r"odd\.yaml.*its data has no 'validation': name a split"),
+        ({"doc_to_text": "{{question}}"}, '{"q": "a"}\n', r"odd\.yaml.*'question' is undefined: name a column"),
+        ({"metric_list": []}, '{"q": "a"}\n', r"odd\.yaml.* has no metric: give its metric_list one"),
+        ({"output_type": "guess"}, '{"q": "a"}\n', r"odd\.yaml.*invalid output_type 'guess'"),
+    ],
+)
+def test_what_is_wrong_with_a_task_is_told_before_any_model_runs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], changes: dict[str, Any], rows: str, message: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(rows)
+    acc = [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]
+    task = {"task": "odd", "dataset_path": "json", "test_split": "test", "output_type": "loglikelihood", "metric_list": acc}
+    task |= {"doc_to_text": "{{q}}", "doc_to_target": " b"}
+    task |= {"dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}}}
+    write(tmp_path, "odd.yaml", yaml.safe_dump(task | changes))
+    capfd.readouterr()
+    with pytest.raises(UserError, match=message) as caught:
+        Suite(["halting_shell", "odd"], include_path=tmp_path, limit=1)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
 
 
 def test_nothing_to_run_is_an_error(tmp_path: Path) -> None:
