@@ -2,6 +2,7 @@
 
 import json
 import re
+import textwrap
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -161,7 +162,7 @@ def _about(
 
 
 def results_table(results: dict[str, Any]) -> str:
-    """Metrics of each task, and beside them how deep each kind of question went."""
+    """Metrics of each task, and below them how deep each kind of question went. Fits 80 columns."""
     lines = []
     for name in results["results"]:
         for key, value in metrics_of(results, name).items():
@@ -170,10 +171,12 @@ def results_table(results: dict[str, Any]) -> str:
     for task, kinds in results["halting_bench"]["tasks"].items():
         for kind, figures in kinds.items():
             depth = "no tokens" if figures["mean_depth"] is None else f"mean depth {figures['mean_depth']:.3f}"
-            lines.append(
-                f"{task:24} {kind:22} {depth} over {figures['tokens']} tokens, {figures['core_steps']} core steps, "
-                f"{figures['readouts']} readouts, {figures['exhausted']} exhausted, {figures['truncated_questions']} truncated"
-            )
+            lines.append(f"{task:24} {kind}: {depth} over {figures['tokens']:,} tokens")
+            cost = f"{figures['core_steps']:,} core steps, {figures['readouts']:,} readouts (prompts included)"
+            ends = f"{figures['exhausted']:,} tokens exhausted, {figures['truncated_questions']} questions truncated"
+            exits = ", ".join(f"{step}: {count:,}" for step, count in figures["depth_histogram"].items())
+            for text in (cost, ends, *([f"tokens by depth: {exits}"] if exits else [])):
+                lines += textwrap.wrap(text, 80, initial_indent="    ", subsequent_indent="      ")
     return "\n".join(lines) + "\n"
 
 

@@ -16,6 +16,7 @@ from halting_bench.benchmarks.lm_eval_index import BUILT_IN_TASKS, check_yaml, i
 from halting_bench.errors import UserError
 
 SPLITS = ("training_split", "validation_split", "test_split")
+_SHOWN = 60  # characters of a prompt's end and of an answer
 _PREVIEW = 2  # documents that `validate` builds of each task
 
 
@@ -48,7 +49,7 @@ class Checked:
     num_fewshot: int
     metrics: str
     prompt: str  # the first one's end
-    answer: str
+    answer: str  # its start; empty where it is to be made
 
 
 def validate_tasks(names: Sequence[str], include_path: Path | None = None, *, offline: bool = False) -> list[dict[str, Any]]:
@@ -67,8 +68,8 @@ def validate_tasks(names: Sequence[str], include_path: Path | None = None, *, of
             documents=len(task.eval_docs),
             num_fewshot=int(task.config.num_fewshot or 0),
             metrics=", ".join(task.higher_is_better()),
-            prompt=prompt[-80:],
-            answer=answer[:80],
+            prompt=prompt[-_SHOWN:],
+            answer=answer[:_SHOWN],
         )
         rows.append(asdict(found))
     return rows

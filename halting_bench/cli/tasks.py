@@ -1,7 +1,7 @@
 """halting-bench tasks: which lm-eval tasks there are, whether they load, and reading them from local files."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,10 +19,16 @@ def list_(
     include_path: Include = None,
     as_json: Json = False,
 ) -> None:
-    """Tasks, groups and tags that a sweep or eval takes (reading all of lm-eval's takes seconds)."""
+    """Tasks, groups and tags. Reading all of lm-eval's takes seconds."""
     from halting_bench.benchmarks.lm_eval_files import list_tasks
 
-    _print(list_tasks(pattern, include_path), as_json)
+    rows = list_tasks(pattern, include_path)
+    if as_json:
+        print_json(rows)
+        return
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        print(f"{row['name']:{width}}  {row['kind']:5}  {row['file'].rpartition('/lm_eval/tasks/')[2]}".rstrip())
 
 
 @tasks.command()
@@ -35,7 +41,13 @@ def validate(
     """Load tasks and show the first question of each."""
     from halting_bench.benchmarks.lm_eval_files import validate_tasks
 
-    _print(validate_tasks(names, include_path, offline=offline), as_json)
+    rows = validate_tasks(names, include_path, offline=offline)
+    if as_json:
+        print_json(rows)
+        return
+    for number, row in enumerate(rows):
+        shown = row | {key: repr(row[key]) for key in ("prompt", "answer")}
+        print("\n" * (number > 0) + "\n".join(f"{key:12} {value}" for key, value in shown.items()))
 
 
 @tasks.command()
@@ -45,20 +57,8 @@ def localize(
     out: Annotated[Path, typer.Option(help="Folder to write the task file to.")] = Path("tasks"),
     include_path: Include = None,
 ) -> None:
-    """Write a task file that reads a task from local files, for machines without network."""
+    """Write a task file that reads local data."""
     from halting_bench.benchmarks.lm_eval_files import localize as write_task
 
     print(write_task(task, data, out, include_path))
     say(f"use it with --include-path {out}")
-
-
-def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        print_json(rows)
-    elif len(rows[0]) <= 3:
-        for row in rows:
-            print("\t".join(row.values()))
-    else:
-        for row in rows:
-            for key, value in row.items():
-                print(f"{key:12} {value!r}" if key in ("prompt", "answer") else f"{key:12} {value}")
