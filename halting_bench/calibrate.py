@@ -179,7 +179,7 @@ def _candidates(unit: TracedUnit, recipe: PolicyRecipe | None, documents: Docume
         bounds = _pilot_bounds(unit, rule, documents)
         return _summed(recipe.name, unsigned_threshold(bounds, rule), replay_thresholds(unit, rule, bounds, _COUNTED))
     thresholds = list(recipe.grid.absolute)
-    if recipe.python:
+    if recipe.python or recipe.router:
         source = opaque_exits([f"{recipe.name}@{threshold!r}" for threshold in thresholds])
     else:
         source = combined_exits(replay_combination(recipe), thresholds)

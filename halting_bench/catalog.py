@@ -67,16 +67,18 @@ class RuleSpec(Strict):
 
 
 class PolicyRecipe(Strict):
-    """A policy to sweep: exactly one of `signal`, `python`, `any_of`, `all_of`.
+    """A policy to sweep: exactly one of `signal`, `python`, `router`, `any_of`, `all_of`.
 
     `python` names a HaltingPolicy of the user's, `file.py@ClassName` or an entry point of the group
-    halting_bench.policies; it is built once for each absolute threshold, with `params` beside it.
+    halting_bench.policies; it is built once for each absolute threshold, with `params` beside it. `router` is a file that
+    `train-router` wrote; it applies to the model that it was trained on.
     """
 
     name: str = Field(pattern=NAME)
     source: str
     signal: str | None = None
     python: str | None = None
+    router: str | None = None
     any_of: tuple[RuleSpec, ...] = ()
     all_of: tuple[RuleSpec, ...] = ()
     hits: int = Field(default=1, ge=1)
@@ -88,9 +90,9 @@ class PolicyRecipe(Strict):
 
     @model_validator(mode="after")
     def _one_rule(self) -> "PolicyRecipe":
-        given = [field for field in ("signal", "python", "any_of", "all_of") if getattr(self, field)]
+        given = [field for field in ("signal", "python", "router", "any_of", "all_of") if getattr(self, field)]
         if len(given) != 1:
-            raise ValueError(f"needs exactly one of signal, python, any_of, all_of; has {', '.join(given) or 'none'}")
+            raise ValueError(f"needs exactly one of signal, python, router, any_of, all_of; has {', '.join(given) or 'none'}")
         if self.signal is None and not self.grid.absolute:
             raise ValueError("grid.absolute is empty: this kind of policy is built once for each threshold in it")
         if self.signal is not None and not self.grid.absolute and not self.grid.quantiles:
@@ -170,10 +172,17 @@ def plugin_names() -> list[str]:
     return plugins.plugin_names(PLUGIN_GROUP)
 
 
+ROUTER_GRID = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
+"""Probabilities of stopping at which a router is swept."""
+
+
 def find_policy(name: str) -> PolicyRecipe:
-    """A recipe from a name, a YAML file, `file.py@ClassName`, or an installed plug-in."""
+    """A recipe from a name, a YAML file, `file.py@ClassName`, a router's file, or an installed plug-in."""
     if name.endswith((".yaml", ".yml")):
         return parse(PolicyRecipe, load_yaml(Path(name)), name)
+    if name.endswith(".safetensors"):
+        value = {"name": Path(name).stem, "source": name, "router": name, "grid": {"absolute": ROUTER_GRID, "quantiles": 0}}
+        return parse(PolicyRecipe, value, name)
     if "@" in name:
         return _python_recipe(name, name.rpartition("@")[2])
     if name in policy_names():
@@ -198,12 +207,15 @@ def load_policy_class(target: str) -> type:
     return plugins.load_class(target, PLUGIN_GROUP)
 
 
-def code_version(target: str) -> str:
-    """What the code behind a policy class is now: a sweep must not resume over a class that has changed."""
+def code_version(recipe: PolicyRecipe) -> str:
+    """What the code or the router behind a policy is now: a sweep must not resume over one that has changed."""
     import hashlib
 
-    if "@" in target:
-        return hashlib.sha256(Path(target.rpartition("@")[0]).read_bytes()).hexdigest()
+    target = recipe.router or recipe.python
+    if target is None:
+        return ""
+    if recipe.router or "@" in target:
+        return hashlib.sha256(Path(target.rpartition("@")[0] or target).read_bytes()).hexdigest()
     (point,) = metadata.entry_points(group=PLUGIN_GROUP, name=target)
     return f"{point.dist.name} {point.dist.version}" if point.dist else ""
 

@@ -65,7 +65,7 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
     model = source.load(dtype=getattr(torch, request.dtype), device=request.device)
     tokenizer = source.tokenizer(model.spec.vocab_size)
     check_model(model, tokenizer)
-    point = operating_point(request, model)
+    point = operating_point(request, model, source.hash())
     suite = Suite(
         request.tasks,
         include_path=request.include_path,
@@ -87,7 +87,7 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
     )
 
 
-def operating_point(request: EvalRequest, model: RecurrentModel) -> Point:
+def operating_point(request: EvalRequest, model: RecurrentModel, model_hash: str) -> Point:
     """The policy at its threshold, with the caps resolved. Raises UserError when the model cannot run it."""
     spec = model.spec
     trained = spec.mean_recurrence
@@ -98,7 +98,7 @@ def operating_point(request: EvalRequest, model: RecurrentModel) -> Point:
     if not 2 <= length <= spec.max_length:
         raise UserError(f"max_length {length} must lie in 2..{spec.max_length}, the positions of the model")
     return Point(
-        policy=_policy(request, spec, steps),
+        policy=_policy(request, spec, steps, model_hash),
         max_steps=steps,
         max_length=length,
         kv_mode=request.kv_mode,
@@ -109,13 +109,13 @@ def operating_point(request: EvalRequest, model: RecurrentModel) -> Point:
     )
 
 
-def _policy(request: EvalRequest, spec: ModelSpec, steps: int) -> HaltingPolicy:
+def _policy(request: EvalRequest, spec: ModelSpec, steps: int, model_hash: str) -> HaltingPolicy:
     if request.policy == "fixed":
         if request.threshold != int(request.threshold) or not 1 <= request.threshold <= steps:
             raise UserError(f"threshold {request.threshold} of policy 'fixed' is a depth: type a whole number in 1..{steps}")
         return FixedDepth(int(request.threshold))
     recipe = find_policy(request.policy)
-    reason = plan_policy(recipe, spec, steps).not_applicable
+    reason = plan_policy(recipe, spec, steps, model_hash).not_applicable
     if reason:
         raise UserError(f"policy '{recipe.name}' does not apply to this model: {reason}")
     return build_policy(recipe, request.threshold)
@@ -173,7 +173,8 @@ def results_table(results: dict[str, Any]) -> str:
             depth = "no tokens" if figures["mean_depth"] is None else f"mean depth {figures['mean_depth']:.3f}"
             lines.append(f"{task:24} {kind}: {depth} over {figures['tokens']:,} tokens")
             cost = f"{figures['core_steps']:,} core steps, {figures['readouts']:,} readouts (prompts included)"
-            ends = f"{figures['exhausted']:,} tokens exhausted, {figures['truncated_questions']} questions truncated"
+            cut = f"{figures['truncated_questions']:,} questions cut by {figures['dropped_tokens']:,} tokens"
+            ends = f"{figures['exhausted']:,} tokens exhausted, {cut}"
             exits = ", ".join(f"{step}: {count:,}" for step, count in figures["depth_histogram"].items())
             for text in (cost, ends, *([f"tokens by depth: {exits}"] if exits else [])):
                 lines += textwrap.wrap(text, 80, initial_indent="    ", subsequent_indent="      ")

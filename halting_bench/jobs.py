@@ -100,7 +100,7 @@ def plan_sweep(config: catalog.SweepConfig) -> Plan:
         "named": [job.units[0].named for job in jobs],
         "jobs": [[job.model_hash, job.benchmark_hash, job.units[0].max_steps] for job in jobs],
         "policies": [catalog.show(recipe) for recipe in recipes],
-        "code": {recipe.name: catalog.code_version(recipe.python) for recipe in recipes if recipe.python},
+        "code": {recipe.name: catalog.code_version(recipe) for recipe in recipes if recipe.python or recipe.router},
         "schema": SCHEMA_VERSION,
         "version": stamp()["halting_bench"],
     }
@@ -127,7 +127,7 @@ def _plan_job(
         )
     replayable = len(spec.loops) == 1 and spec.causal
     named = named_points(config, model_name, benchmark.name, [recipe.name for recipe in recipes])
-    plans = tuple(plan_policy(with_points(recipe, named), spec, max_steps) for recipe in recipes)
+    plans = tuple(plan_policy(with_points(recipe, named), spec, max_steps, source.hash()) for recipe in recipes)
     sample = benchmark.default_sample if replayable else benchmark.executed_sample
     limit, each = (sample.documents, sample.sequences) if config.limit == "default" else (config.limit, None)
     units = []

@@ -12,6 +12,7 @@ from halting_bench.engine.replay import Combination, Rule
 from halting_bench.errors import UserError, unknown_name
 from halting_bench.halting.policies import AllOf, AnyOf, ThresholdPolicy
 from halting_bench.halting.policy import HaltingPolicy
+from halting_bench.halting.routers import RouterPolicy, load_router
 from halting_bench.halting.signals import SIGNALS
 
 
@@ -44,8 +45,8 @@ class PolicyPlan:
         return f"{self.recipe.name}@{threshold!r}"
 
 
-def plan_policy(recipe: PolicyRecipe, spec: ModelSpec, max_steps: int) -> PolicyPlan:
-    """Resolves a recipe against a model. Raises UserError as `check_signals` does."""
+def plan_policy(recipe: PolicyRecipe, spec: ModelSpec, max_steps: int, model_hash: str = "") -> PolicyPlan:
+    """Resolves a recipe against a model; its hash tells which routers are its own. Raises UserError as `check_signals` does."""
     check_signals(recipe)
     specs = (
         [RuleSpec(signal=recipe.signal, hits=recipe.hits, min_steps=recipe.min_steps, every=recipe.every)]
@@ -60,14 +61,17 @@ def plan_policy(recipe: PolicyRecipe, spec: ModelSpec, max_steps: int) -> Policy
         reason = "the model has no halting gate"
     elif first >= max_steps:
         reason = f"it can fire at step {first} at the earliest, and the model runs {max_steps}"
-    opaque = tuple((t, build_policy(recipe, t)) for t in recipe.grid.absolute) if recipe.python else ()
+    router = load_router(Path(recipe.router)) if recipe.router else None
+    if router and router.model_hash != model_hash:
+        reason = f"the router was trained on model {router.model_hash}: make one for this model with halting-bench train-router"
+    opaque = tuple((t, build_policy(recipe, t)) for t in recipe.grid.absolute) if recipe.python or router else ()
     return PolicyPlan(
         recipe=recipe,
         rule=replay_rule(specs[0], recipe) if recipe.signal else None,
         combination=replay_combination(recipe) if recipe.any_of or recipe.all_of else None,
         opaque=opaque,
         needs_logits=any(signal.needs_logits for signal in signals) or any(policy.needs_logits for _, policy in opaque),
-        signal_flops=float(sum(signal.flops(spec.width, spec.vocab_size) for signal in signals)),
+        signal_flops=float(router.flops() if router else sum(s.flops(spec.width, spec.vocab_size) for s in signals)),
         not_applicable=reason,
     )
 
@@ -78,7 +82,7 @@ def check_signals(recipe: PolicyRecipe) -> None:
     for signal in [recipe.signal] if recipe.signal else [rule.signal for rule in combined]:
         if signal not in SIGNALS:
             raise unknown_name(f"signal in policy '{recipe.name}'", str(signal), SIGNALS)
-    if recipe.python:
+    if recipe.python or recipe.router:
         return
     for value in (*recipe.grid.absolute, *(rule.threshold for rule in combined if rule.threshold is not None)):
         if value < 0:
@@ -110,6 +114,8 @@ def build_policy(recipe: PolicyRecipe, threshold: float) -> HaltingPolicy:
         return ThresholdPolicy(recipe.signal, threshold, recipe.hits, recipe.min_steps, recipe.every)
     if recipe.python:
         return _user_policy(recipe, threshold)
+    if recipe.router:
+        return RouterPolicy(load_router(Path(recipe.router)), threshold)
     rules = tuple(
         ThresholdPolicy(
             rule.signal,

@@ -84,8 +84,8 @@ BAD_RECIPES = [
     ({"hits": 0}, "hits: Input should be greater than or equal to 1, not 0"),
     ({"every": 0}, "every: Input should be greater than or equal to 1, not 0"),
     ({"min_steps": -2}, "min_steps: Input should be greater than or equal to 1, not -2"),
-    ({"signal": None}, "needs exactly one of signal, python, any_of, all_of; has none"),
-    ({"python": "mine.py@P"}, "needs exactly one of signal, python, any_of, all_of; has signal, python"),
+    ({"signal": None}, "needs exactly one of signal, python, router, any_of, all_of; has none"),
+    ({"python": "mine.py@P"}, "needs exactly one of signal, python, router, any_of, all_of; has signal, python"),
     (
         {"signal": None, "any_of": [{"signal": "kl"}, {"signal": "entropy"}]},
         "exactly one rule of a combination takes the grid's",

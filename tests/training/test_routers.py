@@ -7,11 +7,17 @@ import torch
 from halting_bench.analysis.dynamics import relative_steps
 from halting_bench.architectures.huginn import Huginn
 from halting_bench.benchmarks.procedural import Shell
+from halting_bench.catalog import LatencyConfig, SweepConfig, find_policy
 from halting_bench.engine.trace import TracePlan, trace
 from halting_bench.errors import UserError
 from halting_bench.halting.policy import View
 from halting_bench.halting.routers import RouterPolicy, load_router, save_router
+from halting_bench.plan import plan_policy
 from halting_bench.records import Metric
+from halting_bench.sources import find_model_source
+from halting_bench.store import load_run
+from halting_bench.sweeping.run import sweep
+from halting_bench.training.router_run import train_router
 from halting_bench.training.routers import (
     Harvest,
     RouterRecipe,
@@ -113,17 +119,35 @@ def test_the_policy_scores_as_the_comparison_does() -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
-def test_a_saved_router_is_the_same_and_is_refused_on_another_model(kind: str, tmp_path) -> None:
+def test_a_saved_router_is_the_same(kind: str, tmp_path) -> None:
     found = synthetic(0)
     router = fit(found, RouterRecipe(kind, "improvement", steps=20), "this")
     save_router(router, tmp_path / "router.safetensors", {"auroc": 0.9})
-    again = load_router(tmp_path / "router.safetensors", "this")
+    again = load_router(tmp_path / "router.safetensors")
+    assert again.model_hash == "this"
     np.testing.assert_array_equal(router_scores(again, found), router_scores(router, found))
-    with pytest.raises(UserError, match="trained on model this, not on other"):
-        load_router(tmp_path / "router.safetensors", "other")
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
     with pytest.raises(UserError, match="is not a router"):
-        load_router(tmp_path / "junk.safetensors", "this")
+        load_router(tmp_path / "junk.safetensors")
+
+
+def test_a_sweep_takes_a_router_beside_the_free_rules_and_refuses_it_on_another_model(tmp_path) -> None:
+    source, other = find_model_source("huginn-tiny"), find_model_source("self-tiny")
+    train_router(source, "shell", [RouterRecipe("linear", "saturated", steps=30)], tmp_path, documents=12, max_steps=10)
+    path = str(tmp_path / "router-linear-saturated.safetensors")
+    config = SweepConfig(
+        models=("huginn-tiny",), benchmarks=("shell",), policies=(path, "kl"), limit=8, max_steps=10, execute=False,
+        latency=LatencyConfig(enabled=False), plots=False,
+    )  # fmt: skip
+    run = load_run(sweep(config, out=tmp_path / "run"))
+    points = run.points[(run.points["split"] == "test") & (run.points["subset"] == "all")].set_index("policy")
+    mine = points.loc["router-linear-saturated"]
+    assert mine["mean_depth"].is_monotonic_increasing
+    assert mine["mean_depth"].nunique() > 3
+    assert "random@router-linear-saturated" in points.index
+    assert mine["flops_per_token"].min() < points.loc["kl", "flops_per_token"].min() * 2
+    refused = plan_policy(find_policy(path), other.load().spec, 8, other.hash())
+    assert f"the router was trained on model {source.hash()}" in refused.not_applicable
 
 
 def test_training_is_seeded() -> None:
