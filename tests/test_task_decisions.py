@@ -11,6 +11,7 @@ from halting_bench.architectures.toy import write_toy
 from halting_bench.calibrate import calibrate
 from halting_bench.catalog import LmEvalConfig, SweepConfig
 from halting_bench.errors import UserError
+from halting_bench.reporting.comparison import comparison_tables
 from halting_bench.reporting.plots import PLOTS
 from halting_bench.reporting.tables import summary_tables
 from halting_bench.store import Run, load_run
@@ -68,6 +69,16 @@ def test_a_run_against_itself_never_fails_a_gate(run: Run, benchmark: str) -> No
     judged = gate(run, run, GateRules.model_validate({"rules": asked}))
     assert {each.verdict for each in judged} == {Verdict.PASS}
     assert all(each.difference.value == 0 for each in judged)
+    _, *tables = comparison_tables([run, run])
+    (table,) = (each for each in tables if each.title.startswith(f"toy on {benchmark}"))
+    assert {row.cells[0] for row in table.rows} == {"fixed", "latent-diff", "entropy"}
+
+
+def test_a_rule_that_asks_for_a_replay_of_made_text_says_what_to_ask_for(run: Run) -> None:
+    asked = {"quantity": "quality", "margin": 0.1, "policy": "fixed", "benchmark": "lm-eval:made"}
+    (judged,) = gate(run, run, GateRules.model_validate({"rules": [asked]}))
+    assert judged.verdict is Verdict.INCOMPLETE
+    assert "ask for evidence executed" in judged.reason
 
 
 @pytest.mark.parametrize("benchmark", list(EVIDENCE))

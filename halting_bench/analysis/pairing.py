@@ -221,7 +221,9 @@ def _documents(run: Run, model: str, benchmark: str, evidence: str) -> "pd.DataF
         # A uniform depth is the same whether replayed or executed: nobody exits before anybody else.
         frame = frame[(frame["evidence"] == evidence) | (frame["policy"] == "fixed")]
     if frame.empty or not (frame["evidence"] == evidence).any():
-        raise Incomplete(f"{run.path} has no {evidence} figures by document of {model} on {benchmark}")
+        others = first_seed(run.per_document, model, benchmark)
+        hint = ": nothing was replayed there, so ask for evidence executed" if len(others) and evidence == "replayed" else ""
+        raise Incomplete(f"{run.path} has no {evidence} figures by document of {model} on {benchmark}{hint}")
     return frame
 
 

@@ -101,6 +101,8 @@ def localize(task: str, data: Path, out: Path, include_path: Path | None = None)
     if not splits or not isinstance(config.get("task"), str):
         raise UserError(f"'{task}' is no single task with splits of its own: localize the tasks of a group one by one")
     evaluated = splits.get("test_split") or splits.get("validation_split")
+    if not data.exists():
+        raise UserError(f"no such data: {data} (give a folder with {evaluated}.jsonl, or the file)")
     files = {split: file for split in set(splits.values()) if (file := _data_file(data, name, split, split == evaluated))}
     if evaluated not in files:
         raise UserError(f"{data} has no data for split '{evaluated}' of '{name}': put it there as {evaluated}.jsonl")
@@ -145,8 +147,6 @@ def _task_file(task: str, include_path: Path | None) -> Path:
 def _data_file(data: Path, name: str, split: str, evaluated: bool) -> Path | None:
     if data.is_file():
         return data if evaluated else None
-    if not data.is_dir():
-        raise UserError(f"no such data: {data} (give a folder with {split}.jsonl, or the file)")
     stems = [split, f"{name}_{split}", *([name] if evaluated else [])]
     for stem in stems:
         for suffix in (".jsonl", ".json"):

@@ -39,6 +39,7 @@ def prepare(*, offline: bool = False) -> None:
         UserError: offline is asked for too late.
     """
     os.environ |= {"DISABLE_MULTIPROC": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ.setdefault("HF_HUB_VERBOSITY", "critical")  # what keeps a task from loading is told once, as an error
     if not offline and os.environ.get(OFFLINE, "0") in ("", "0"):
         return
     if "huggingface_hub" in sys.modules and os.environ.get("HF_HUB_OFFLINE") != "1":
@@ -112,10 +113,10 @@ def described(manager: "TaskManager", name: str) -> str:
     import lm_eval.tasks
 
     entry = None if is_file(name) else manager.task_index.get(name)
-    path = Path(name) if is_file(name) else entry and entry.yaml_path
+    path, shown = (Path(name), Path(name).stem) if is_file(name) else (entry and entry.yaml_path, name)
     if not path or path.is_relative_to(Path(lm_eval.tasks.__file__).parent):
-        return f"task '{name}'"
+        return f"task '{shown}'"
     data = (check_yaml(path).get("dataset_kwargs") or {}).get("data_files") or {}
     files = data.values() if isinstance(data, dict) else [data]
     told = [str(path), *(f"data {file}" for file in files)]
-    return f"task '{name}' ({', '.join(dict.fromkeys(told))})"
+    return f"task '{shown}' ({', '.join(dict.fromkeys(told))})"

@@ -8,7 +8,7 @@ from halting_bench.analysis.changes import changes
 from halting_bench.analysis.comparison import Difference
 from halting_bench.analysis.pairing import Incomparable, Incomplete, Pair, Point, pair, pairs
 from halting_bench.errors import UserError
-from halting_bench.reporting.frames import is_control
+from halting_bench.reporting.frames import is_control, of_pair
 from halting_bench.reporting.table import Cell, Column, Interval, Kind, Row, Table
 from halting_bench.reporting.text import metric_label, slug
 from halting_bench.store import Run
@@ -58,7 +58,8 @@ def _quantities(base: Run, head: Run, model: str, head_model: str, benchmark: st
     if head_model != model:
         title = f"{head_model} against {model} on {benchmark}: {head.path} against {base.path}"
     try:
-        aligned = pair(base, head, model, head_model, benchmark)
+        replayed = (of_pair(base.points, model, benchmark)["evidence"] == "replayed").any()
+        aligned = pair(base, head, model, head_model, benchmark, "replayed" if replayed else "executed")
     except (Incomparable, Incomplete) as error:
         return Table(name, title, (Column("note", "note"),), (), (f"Not compared: {error}.",))
     metric = metric_label(aligned.metric, aligned.higher_is_better)
