@@ -32,11 +32,14 @@ def train_router(
     if as_json:
         print_json(found)
         return
-    print(f"{'router':<36} {'AUROC':>6} {'ECE':>6} {'label rate':>10}")
+    print(f"{'router':<26} {'AUROC':>6} {'ECE':>6} {'label rate':>10}")
     for name, told in found["routers"].items():
-        print(f"{name:<36} {told['auroc']:>6.3f} {told['calibration_error']:>6.3f} {told['label_rate']:>10.3f}")
-    print(f"\n{'rule at equal quality':<36} {'mean depth':>10} {'95 %':>16} {'quality':>8} {'minus full depth, 95 %':>26}")
+        print(f"{name:<26} {told['auroc']:>6.3f} {told['calibration_error']:>6.3f} {told['label_rate']:>10.3f}")
+    print(f"\n{'at equal quality':<26} {'depth':>5} {'95 %':>14} {'quality':>7} {'minus full depth, 95 %':>24}")
     for row in found["rules"]:
         depth = f"[{row['depth_lo']:.2f}, {row['depth_hi']:.2f}]"
-        delta = f"{row['delta']:+.4f} [{row['delta_lo']:+.4f}, {row['delta_hi']:+.4f}]"
-        print(f"{row['rule']:<36} {row['mean_depth']:>10.2f} {depth:>16} {row['quality']:>8.4f} {delta:>26}")
+        delta = f"{row['delta']:+.3f} [{row['delta_lo']:+.3f}, {row['delta_hi']:+.3f}]"
+        print(f"{row['rule']:<26} {row['mean_depth']:>5.2f} {depth:>14} {row['quality']:>7.3f} {delta:>24}")
+    print("\nDepth: core steps a scored token. ECE: expected calibration error. Thresholds")
+    print("chosen on some documents, figures on others. To see one beside the free rules:")
+    print("halting-bench sweep --policy FILE.safetensors --policy kl")

@@ -12,6 +12,7 @@ import numpy as np
 from halting_bench.architectures.base import RecurrentModel
 from halting_bench.benchmarks.base import Sequence
 from halting_bench.engine.decode import decode
+from halting_bench.engine.kv_cache import Workspace
 from halting_bench.engine.meter import Meter
 from halting_bench.engine.score import Executed, execute
 from halting_bench.errors import UserError
@@ -103,6 +104,8 @@ def decoding(
     if max_new_tokens < 2:
         raise UserError(f"max_new_tokens {max_new_tokens} leaves nothing to time after the prompt: type 2 or more")
 
+    shared = {1: Workspace(), max_new_tokens: Workspace()}  # page faults and graph capture belong to no timed run
+
     def build(key: str, policy: HaltingPolicy) -> Work:
         new_tokens = 1 if key == PROMPT else max_new_tokens
 
@@ -119,6 +122,7 @@ def decoding(
                 seed=seed,
                 mode=mode,
                 meter=meter,
+                workspace=shared[new_tokens],
             )
             return [(result.tokens, result.steps) for result in done]
 
