@@ -175,6 +175,7 @@ def serve(
             if not is_out_of_memory(error) or plan.slots == 1:
                 raise
         plan = plan.with_slots(halve(plan.slots, "slots"))
+        meter.halvings += 1
         waiting.extendleft(reversed(running.values()))
         running.clear()
     meter.stop()

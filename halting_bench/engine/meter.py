@@ -16,6 +16,7 @@ class Meter:
     core_steps: int = 0
     readouts: int = 0
     evaluations: int = 0  # of a policy's signals
+    halvings: int = 0  # times that the rows did not fit into memory
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
 
     def __post_init__(self) -> None:

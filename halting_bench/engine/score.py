@@ -46,6 +46,7 @@ class Executed:
     core_steps: int
     readouts: int
     evaluations: int  # rows times steps at which a policy looked
+    halvings: int = 0  # times that the rows did not fit into memory
     seconds: dict[str, float] | None = field(default=None)  # by stage, when a clock was given
 
 
@@ -108,6 +109,7 @@ def execute(
             if not is_out_of_memory(error) or len(batch) == 1:
                 raise
         batch_rows = halve(sum(len(s.tokens) for s in batch), "rows")
+        scorer.meter.halvings += 1
     scorer.meter.stop()
     return _collect(sequences, answers, scorer.meter, len(model.spec.loops))
 
@@ -295,5 +297,6 @@ def _collect(sequences: list[Sequence], answers: list[_Answers], meter: Meter, l
         core_steps=meter.core_steps,
         readouts=meter.readouts,
         evaluations=meter.evaluations,
+        halvings=meter.halvings,
         seconds=dict(meter.seconds) if meter.clock else None,
     )

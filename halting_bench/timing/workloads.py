@@ -60,6 +60,7 @@ def prefill(
             )
 
         reference = score()
+        _must_fit(reference.halvings, len(sequences))
 
         def run() -> int:
             executed = score()
@@ -126,7 +127,9 @@ def decoding(
             )
             return [(result.tokens, result.steps) for result in done]
 
-        reference = continue_all()
+        first = Meter()
+        reference = continue_all(first)
+        _must_fit(first.halvings, len(prompts))
 
         def run() -> int:
             _must_agree(continue_all() == reference, "tokens")
@@ -142,6 +145,11 @@ def decoding(
         return Work(TimedPoint(key, run), depth, stages)
 
     return build
+
+
+def _must_fit(halvings: int, rows: int) -> None:
+    if halvings:  # what would be timed are other shapes than the row says
+        raise MemoryError(f"{rows} rows do not fit into memory: type fewer, --batch-rows {max(rows >> halvings, 1)}")
 
 
 def _must_agree(same: bool, what: str) -> None:

@@ -150,3 +150,22 @@ def test_stages_tell_where_the_time_goes(model, clock, sequences, phase):
 def test_decoding_one_token_has_nothing_to_time(model):
     with pytest.raises(UserError, match="type 2 or more"):
         decoding(model, [[1, 2]], max_new_tokens=1, max_steps=STEPS)
+
+
+class CrampedHuginn(Huginn):
+    """Has memory for three rows of a core step."""
+
+    def step(self, loop, state, x, context):
+        if len(state) > 3:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: you tried")
+        return super().step(loop, state, x, context)
+
+
+def test_rows_that_do_not_fit_are_not_timed_as_if_they_did() -> None:
+    torch.manual_seed(0)
+    cramped = CrampedHuginn(CONFIG).eval()
+    build = decoding(cramped, [[1], [2], [3], [4], [5]], max_new_tokens=3, max_steps=4)
+    with pytest.raises(MemoryError, match="5 rows do not fit into memory: type fewer, --batch-rows 2"):
+        build("fixed@2", FixedDepth(2))
+    with pytest.raises(MemoryError, match="rows do not fit into memory"):
+        prefill(cramped, [Sequence(uid, uid, np.arange(2), np.arange(2)) for uid in range(3)], max_steps=4)("fixed@2", FixedDepth(2))
