@@ -168,4 +168,4 @@ def test_rows_that_do_not_fit_are_not_timed_as_if_they_did() -> None:
     with pytest.raises(MemoryError, match="5 rows do not fit into memory: type fewer, --batch-rows 2"):
         build("fixed@2", FixedDepth(2))
     with pytest.raises(MemoryError, match="rows do not fit into memory"):
-        prefill(cramped, [Sequence(uid, uid, np.arange(2), np.arange(2)) for uid in (0, 1)], max_steps=4)("fixed@2", FixedDepth(2))
+        prefill(cramped, fixed_length([Sequence(0, 0, np.arange(2), np.arange(2))], 2, 2), max_steps=4)("f", FixedDepth(2))
