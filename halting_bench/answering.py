@@ -4,6 +4,7 @@ Operating points that differ in their threshold alone are answered side by side,
 Shapes: G operating points, A questions, N tokens, L loops, D = max_steps times loops, and 1.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -221,7 +222,7 @@ def _generate(
             for place, threshold in enumerate(thresholds):
                 draft = _Draft(place, number, repeat, ask.body)
                 groups.setdefault(sampling, []).append((draft, replace(prompt, threshold=threshold)))
-    texts: dict[tuple[int, int, int], str] = {}
+    texts: dict[tuple[int, int, int], str | float] = {}
     for sampling, queue in groups.items():
         drafts = {request.key: draft for draft, request in queue}
         for made in _stream(model, tokenizer, [request for _, request in queue], point, sampling, meter):
@@ -278,7 +279,9 @@ def _stop_check(tokenizer: Tokenizer, until: tuple[str, ...]) -> Callable[[list[
     return ends
 
 
-def _text(tokenizer: Tokenizer, made: Decoded, until: tuple[str, ...]) -> str:
-    """The new text before the first stop string."""
+def _text(tokenizer: Tokenizer, made: Decoded, until: tuple[str, ...]) -> str | float:
+    """The new text before the first stop string; NaN where the state broke: what came before is no answer."""
+    if made.stopped == "nonfinite":
+        return math.nan
     whole = tokenizer.decode([token for token in made.tokens if token != tokenizer.end])
     return min((whole.split(stop)[0] for stop in until), key=len, default=whole)

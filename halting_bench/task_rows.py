@@ -164,7 +164,9 @@ def _values(ran: Ran, suite: Suite, known: list[Measure], place: np.ndarray) -> 
         drawn = ran.answers(point)
         points.append([read(answers, suite.samples if len(drawn) > 1 else suite.score) for answers in drawn])
     if not known:
-        raise UserError(f"no point of {ran.points.policy} has answers that are numbers: the model's states break")
+        raise UserError(
+            f"no point of {ran.points.policy} has answers that are numbers: the model's states break (see halting-bench doctor)"
+        )
     broken = [math.nan] * len(place)
     return known, {
         measure.subset: [[broken if draw is None else draw[measure.subset] for draw in drawn] for drawn in points]

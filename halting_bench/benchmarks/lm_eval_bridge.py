@@ -127,8 +127,8 @@ class Suite:
         if broken is not None:
             ask = self.asks[broken]
             raise UserError(
-                f"task '{ask.task}', document {ask.place}: its log-likelihood is not a number: the states broke; try a smaller "
-                "--max-steps, or --dtype float32"
+                f"task '{ask.task}', document {ask.place}: its answer is not a number: the states broke; try a smaller "
+                "--max-steps, or --dtype float32 (halting-bench doctor says more)"
             )
         number = {id(ask): i for i, ask in enumerate(self.asks)}
         model = answering_model(lambda asks: [answers[number[id(ask)]] for ask in asks], self.asks, self.instances)
@@ -253,3 +253,6 @@ def _build(told: str, task: Any, limit: int | None) -> None:
         raise UserError(f"{told} has no documents: check its data and splits")
     if not task.aggregation():
         raise UserError(f"{told} has no metric: give its metric_list one, such as acc or exact_match")
+    for metric, aggregation in task.aggregation().items():
+        if aggregation is None:
+            raise UserError(f"{told}: unknown aggregation of metric '{metric}': type aggregation: mean, or one of lm-eval's")

@@ -17,7 +17,7 @@ def metrics_of(results: dict[str, Any], name: str) -> dict[str, float]:
 
 
 def first_broken(answers: dict[int, list[Answer]]) -> int | None:
-    """The index of a question whose log-likelihood is not a number, or None. lm-eval's argmax would not notice."""
+    """The index of a question whose answer is not a number, or None. lm-eval's argmax would not notice."""
     for number, found in answers.items():
         for value in found:
             loss = value[0] if isinstance(value, tuple) else value

@@ -20,6 +20,7 @@ from halting_bench.benchmarks.asks import (
 )
 from halting_bench.benchmarks.base import NOT_SCORED
 from halting_bench.benchmarks.lm_eval_asks import to_ask
+from halting_bench.benchmarks.lm_eval_results import first_broken
 from halting_bench.benchmarks.tokenizer import ByteTokenizer
 from halting_bench.engine.trace import batch_noise
 from halting_bench.errors import UserError
@@ -170,6 +171,15 @@ def test_points_that_share_batches_answer_as_each_does_alone() -> None:
             for number in range(4):
                 np.testing.assert_allclose(shared.answers[number], alone.answers[number], rtol=0, atol=1e-10)
         assert len({shared.histogram.tobytes() for shared in together}) == 3  # the thresholds do matter
+
+
+def test_a_text_whose_state_broke_is_no_answer() -> None:
+    model, asks = toy_model(), [ask(Generation("go on", (), 6), repeats=2)]
+    with torch.no_grad():
+        next(weight for name, weight in model.named_parameters() if "core" in name).fill_(torch.nan)
+    found = answer(model, BYTES, asks, executed_point(FixedDepth(3), 5))
+    assert np.isnan(found.answers[0]).all()
+    assert first_broken(found.answers) == 0
 
 
 class Fake:

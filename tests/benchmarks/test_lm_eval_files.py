@@ -100,6 +100,7 @@ def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
         ({"test_split": "validation"}, '{"q": "a"}\n', r"odd\.yaml.*its data has no 'validation': name a split"),
         ({"doc_to_text": "{{question}}"}, '{"q": "a"}\n', r"odd\.yaml.*'question' is undefined: name a column"),
         ({"metric_list": []}, '{"q": "a"}\n', r"odd\.yaml.* has no metric: give its metric_list one"),
+        ({"metric_list": [{"metric": "acc", "aggregation": "sum"}]}, '{"q": "a"}\n', r"odd\.yaml.*unknown aggregation.*'acc'"),
         ({"output_type": "guess"}, '{"q": "a"}\n', r"odd\.yaml.*invalid output_type 'guess'"),
     ],
 )
@@ -130,7 +131,7 @@ def test_nothing_to_run_is_an_error(tmp_path: Path) -> None:
 
 def test_an_answer_that_is_no_number_never_becomes_a_score(tmp_path: Path) -> None:
     suite = Suite(["choice_b"], include_path=write_tasks(tmp_path), limit=1)
-    with pytest.raises(UserError, match="task 'choice_b', document 0: its log-likelihood is not a number"):
+    with pytest.raises(UserError, match="task 'choice_b', document 0: its answer is not a number"):
         suite.score({0: [(-1.0, True)], 1: [(float("nan"), False)], 2: [(-2.0, False)]})
 
 
