@@ -70,6 +70,7 @@ def write_task(folder: Path) -> str:
 
 def measurements() -> list[dict[str, Any]]:
     """Rows for `make perf`."""
+    os.environ["TQDM_DISABLE"] = "1"  # of lm-eval's own runs; read when they are imported
     import lm_eval
     import torch
 
@@ -107,6 +108,8 @@ def measurements() -> list[dict[str, Any]]:
                 results.append(suite.score(answers(kept[0], bound, suite.asks, encoded).answers(0))["results"])
 
         replayed = seconds(all_points)
+        last = answers(kept[0], bounds[-1], suite.asks, encoded).answers(0)
+        drawn = seconds(lambda: suite.samples(last))
 
         def one_run(bound: float) -> dict[str, Any]:
             def live(asks: list[Ask]) -> list[Any]:
@@ -132,6 +135,7 @@ def measurements() -> list[dict[str, Any]]:
     return [
         figure(f"lm-eval: one traced KL pass, {DOCUMENTS} documents", traced, "s", None, COMMAND),
         figure(f"lm-eval: scoring a replayed point, {size}", replayed / POINTS, "s", "<= 0.7", COMMAND),
+        figure(f"lm-eval: scoring one draw of a random control, {DOCUMENTS} {data} documents", drawn, "s", None, COMMAND),
         figure(
             f"lm-eval: trace and replay against 1.3 traces + 0.7 s a point, {size}",
             (traced + replayed) / allowed, "x", "<= 1", COMMAND,
