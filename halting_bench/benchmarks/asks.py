@@ -193,10 +193,10 @@ class AnswerSums:
     def answers(self, point: int) -> dict[int, list[Answer]]:
         """Index of the question -> its answer, once a repeat; questions that generate have none."""
         found: dict[int, list[Answer]] = {}
-        for number, ask in enumerate(self._asks):
-            value = float(self.total[point, number])
+        sums = zip(self._asks, self.total[point].tolist(), self.wrong[point].tolist(), strict=True)
+        for number, (ask, value, wrong) in enumerate(sums):
             if isinstance(ask.body, Whole):
                 found[number] = [value] * ask.repeats
             elif isinstance(ask.body, Continuation):
-                found[number] = [(value, not self.wrong[point, number])] * ask.repeats
+                found[number] = [(value, not wrong)] * ask.repeats
         return found
