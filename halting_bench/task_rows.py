@@ -35,6 +35,9 @@ SPLITS = ("calibration", "test", ALL)
 """`all` is what one lm-eval run over the whole sample says."""
 
 
+_ARRAYS = ("thresholds", "counts", "depth", "histogram", "scored")
+
+
 @dataclass
 class CellRows:
     """The finished rows of one policy, and what later steps need of it."""
@@ -45,6 +48,7 @@ class CellRows:
     counts: np.ndarray  # int64 [G, M] tokens
     depth: np.ndarray  # int64 [G, M] core steps
     histogram: np.ndarray  # int64 [2, G, R] of the calibration and of the test documents
+    scored: np.ndarray  # int64 [M], 1 where the measure under subset `all` has a value
     values: dict[str, np.ndarray]  # subset -> float64 [G, M] of metrics that are means over documents; 0: not defined
 
     @property
@@ -53,14 +57,14 @@ class CellRows:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """What is kept beside the table."""
-        kept = {name: getattr(self, name) for name in ("thresholds", "counts", "depth", "histogram")}
+        kept = {name: getattr(self, name) for name in _ARRAYS}
         return kept | {f"values/{subset}": value for subset, value in self.values.items()}
 
     @classmethod
     def read(cls, rows: "pd.DataFrame", arrays: dict[str, np.ndarray], known: list[Measure]) -> "CellRows":
         """The inverse of writing `rows` and `arrays()`."""
         values = {name.removeprefix("values/"): array for name, array in arrays.items() if name.startswith("values/")}
-        kept = {name: arrays[name] for name in ("thresholds", "counts", "depth", "histogram")}
+        kept = {name: arrays[name] for name in _ARRAYS}
         return cls(rows, known, values=values, **kept)
 
     def is_one_of(self, thresholds: tuple[float, ...]) -> np.ndarray:
@@ -75,7 +79,7 @@ class CellRows:
         return histogram_frame(self.policy, self.thresholds[chosen], "all", self.histogram[1, chosen])
 
     def documents(self, unit: Unit, thresholds: tuple[float, ...]) -> "pd.DataFrame":
-        """Rows by document of some points, for paired statistics; a document weighs 1 (`quality_count`)."""
+        """Rows by document of some points, for paired statistics; a document that has a value weighs 1 (`quality_count`)."""
         import pandas as pd
 
         primary = next(measure for measure in self.measures if measure.primary)
@@ -90,7 +94,7 @@ class CellRows:
                 "document": np.tile(np.array(unit.documents), len(chosen)),
                 "n_tokens": self.counts[chosen].ravel(),
                 "quality_sum": quality[chosen].ravel(),
-                "quality_count": 1,
+                "quality_count": np.tile(self.scored, len(chosen)),
                 "depth_sum": self.depth[chosen].ravel(),
             }
         )
@@ -118,6 +122,7 @@ def cell_rows(ran: Ran, suite: Suite, unit: Unit, masks: dict[Group, np.ndarray]
         counts=np.ascontiguousarray(counts),
         depth=ran.tallies[ALL, ALL].depth,
         histogram=np.stack([ran.tallies[ALL, split].histogram for split in ("calibration", "test")]),
+        scored=has_value(by_subset[next(measure.subset for measure in found if measure.primary)]).astype(np.int64),
         values={},
     )
     frames = []

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from halting_bench.answering import answer
 from halting_bench.architectures.toy import toy_model
@@ -125,6 +126,22 @@ def test_per_document_rows_average_to_the_row(tasks: Path, tmp_path: Path) -> No
         row = mine[mine["split"] == "test"].iloc[0]
         assert group["quality_sum"].sum() / group["quality_count"].sum() == pytest.approx(row["quality"])
         assert group["depth_sum"].sum() / group["n_tokens"].sum() == pytest.approx(row["mean_depth"])
+
+
+def test_a_document_without_a_value_weighs_nothing(tasks: Path, tmp_path: Path) -> None:
+    word = yaml.safe_load((tasks / "word.yaml").read_text())
+    word |= {"task": "some", "metric_list": word["metric_list"][:1]}
+    (tmp_path / "judge.py").write_text(
+        "def judge(document, answers):\n    return {'acc': answers[0][0]} if document['gold'] else {}\n"
+    )
+    (tmp_path / "some.yaml").write_text(yaml.safe_dump(word) + "process_results: !function judge.judge\n")
+    frames, _ = swept(tmp_path, tmp_path / "run", "some", ("latent-diff",))
+    points, documents = frames["points"], frames["per_document"]
+    assert documents["quality_count"].sum() == len(documents) / 2
+    fixed = points[(points["policy"] == "fixed") & (points["split"] == "test") & (points["threshold"] == 3)].iloc[0]
+    own = documents[(documents["policy"] == "fixed") & (documents["split"] == "test") & (documents["threshold"] == 3)]
+    assert fixed["n_documents"] == own["quality_count"].sum()
+    assert fixed["quality"] == pytest.approx(own["quality_sum"].sum() / own["quality_count"].sum())
 
 
 def test_a_resumed_sweep_gives_the_same_frames(tasks: Path, tmp_path: Path) -> None:

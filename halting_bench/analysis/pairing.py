@@ -268,7 +268,7 @@ def _side(run: Run, model: str, benchmark: str, evidence: str, frame: "pd.DataFr
         selected=selected,
         quality=summed("quality_sum"),
         depth=summed("depth_sum"),
-        scored=counted("quality_count") if "quality_count" in frame else tokens,
+        scored=counted("quality_count") if "quality_count" in frame and frame["quality_count"].notna().all() else tokens,
         tokens=tokens,
         points=points[points["status"] == "ok"],
         curves=curves[curves["split"] == "test"] if len(curves) else curves,
