@@ -109,7 +109,8 @@ def usual_setting(latency: "pd.DataFrame") -> Setting | None:
 
 def problems(points: "pd.DataFrame") -> list[str]:
     """A line for each policy with cells that did not run: how many of how many, and why."""
-    cells = points[(points["subset"] == "all") & (points["evidence"] == "replayed")]
+    replayed = points["evidence"] == "replayed"
+    cells = points[(points["subset"] == "all") & (replayed if replayed.any() else True)]
     lines = []
     for (policy, status, error), group in cells[cells["status"] != "ok"].groupby(["policy", "status", "error"], sort=False):
         total = int((cells["policy"] == policy).sum())
