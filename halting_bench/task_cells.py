@@ -28,6 +28,9 @@ from halting_bench.unit import Unit, describe
 
 ALL = "all"
 
+_HELD = 1 << 20
+"""Positions of points side by side whose answers are held at once; so many fill any batch."""
+
 Group = tuple[str, str]
 """(a task's name or `all`, split)."""
 
@@ -184,7 +187,13 @@ class _Execution:
     def _answer(self, policy: HaltingPolicy, thresholds: Thresholds) -> list[Answered]:
         unit, benchmark = self.unit, self.benchmark
         point = Point(policy, unit.max_steps, benchmark.max_length, self.kv_mode, self.prefill, unit.seed)
-        return answer_points(self.model, benchmark.tokenizer, benchmark.suite.asks, point, thresholds)
+        positions = sum(len(sequence.tokens) for sequence in benchmark.encoded.sequences)
+        together = max(1, _HELD // max(positions, 1))
+        done: list[Answered] = []
+        for first in range(0, len(thresholds), together):
+            some = thresholds[first : first + together]
+            done += answer_points(self.model, benchmark.tokenizer, benchmark.suite.asks, point, some)
+        return done
 
     def _ran(self, points: Points, done: list[Answered], signal_flops: float) -> Ran:
         unit, suite = self.unit, self.benchmark.suite
