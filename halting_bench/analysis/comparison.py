@@ -155,9 +155,11 @@ _MACHINE: dict[str, Callable[[dict], object]] = {
 
 
 def sign_test(difference: np.ndarray) -> float:
-    """Two-sided exact p-value that as many documents got better as worse; 1 when none changed."""
+    """Two-sided exact p-value that as many documents got better as worse; 1 when none changed; NaN of what is no number."""
     from scipy.special import bdtr
 
+    if np.isnan(difference).any():
+        return math.nan
     better, worse = int((difference > 0).sum()), int((difference < 0).sum())
     return min(1.0, 2 * float(bdtr(min(better, worse), better + worse, 0.5)))
 

@@ -235,6 +235,7 @@ def test_executed_points_are_judged_against_the_same_uniform_depths(base):
 
 def test_the_sign_test_is_exact_and_equal_differences_are_no_evidence():
     assert sign_test(np.zeros(5)) == 1.0
+    assert math.isnan(sign_test(np.array([np.nan, 0.0])))
     assert sign_test(np.array([1, 1, 1, 1, 1, 0])) == pytest.approx(2 / 32)
 
 
