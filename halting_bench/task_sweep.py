@@ -1,7 +1,7 @@
 """The sweep of lm-eval tasks: one traced pass, every operating point scored by lm-eval itself.
 
 Where a task generates, or a model has several loops, nothing can be replayed: there the uniform depths and the recipes'
-absolute thresholds are executed, one run a point.
+absolute thresholds are executed.
 
 Shapes: G operating points, M documents in sample order, N rows of a shard, R steps.
 """
