@@ -14,7 +14,9 @@ FAILED_CELLS = 5  # exit code of an incomplete run
 def sweep(
     config: Annotated[Path | None, typer.Option(help="YAML with any of the sweep's settings.")] = None,
     model: Annotated[list[str] | None, typer.Option(help="Bundled name or folder; repeat for several.")] = None,
-    benchmark: Annotated[list[str] | None, typer.Option(help="Name, text:PATH or lm-eval:TASK; repeat. Default: the model card's.")] = None,
+    benchmark: Annotated[
+        list[str] | None, typer.Option(help="Name, text:PATH or lm-eval:TASK; repeat. Default: the card's.")
+    ] = None,
     policy: Annotated[list[str] | None, typer.Option(help="Name, FILE.yaml or FILE.py@Class; repeat. Default: all.")] = None,
     num_fewshot: Annotated[int | None, typer.Option(help="Examples before each question of lm-eval tasks.")] = None,
     include_path: Annotated[Path | None, typer.Option(help="Folder with more lm-eval task files.")] = None,
