@@ -19,5 +19,7 @@ def figures_pdf(run: Run) -> bytes:
     with matplotlib.rc_context(settings), PdfPages(buffer, metadata={"CreationDate": None, "Title": "halting-bench"}) as pages:
         for model, benchmark in pairs(run):
             for draw in PLOTS.values():
-                pages.savefig(draw(run, model, benchmark))
+                figure = draw(run, model, benchmark)
+                if figure is not None:
+                    pages.savefig(figure)
     return buffer.getvalue()

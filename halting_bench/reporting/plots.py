@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halting_bench.reporting.frames import POINT, chosen_points, is_control, of_pair, over_seeds, pairs, ranked, select
+from halting_bench.reporting.latency_plot import quality_against_latency
 from halting_bench.reporting.panels import (
     Margin,
     beside,
@@ -28,6 +29,7 @@ from halting_bench.store import Run, write_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _HEAT_MAPS = 6  # policies whose exits are shown: the oracle and the best
@@ -65,33 +67,58 @@ def write_plots(run: Run, folder: Path) -> list[Path]:
 
 
 def quality_against_depth(run: Run, model: str, benchmark: str) -> "Figure":
-    """Every rule's whole curve and its random control, uniform depth and the oracle; a star at the point of equal quality.
+    """Every rule's whole curve over mean depth; see `_fronts`."""
+    figure, panels = _fronts(run, model, benchmark, "mean_depth", _test_curves(run, model, benchmark), "mean depth")
+    for axes in panels:
+        axes.axvline(of_pair(run.iso, model, benchmark)["full_depth"].max(), **_FULL)
+        axes.set_xlabel("mean depth (core steps a token)")
+        step_axis(axes)
+    return figure
+
+
+def quality_against_flops(run: Run, model: str, benchmark: str) -> "Figure":
+    """Every rule's points over counted cost; see `_fronts`."""
+    from matplotlib.ticker import EngFormatter
+
+    points = select(of_pair(run.points, model, benchmark), "test")
+    rules = points[~points["policy"].map(is_control)]
+    figure, panels = _fronts(run, model, benchmark, "flops_per_token", rules, "counted cost")
+    for axes in panels:
+        axes.set_xscale("log")
+    for axes in panels:
+        axes.set_xlabel("FLOPs a token")
+        log_ticks(axes.xaxis)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    return figure
+
+
+def _fronts(
+    run: Run, model: str, benchmark: str, cost: str, curves: "pd.DataFrame", called: str
+) -> tuple["Figure", list["Axes"]]:
+    """Quality over a cost: rules and their random controls, uniform depth and the oracle; a star at the point of equal quality.
 
     A rule that always or never fires has no star: it is a uniform depth.
     """
     points = select(of_pair(run.points, model, benchmark), "test")
-    curves = _test_curves(run, model, benchmark)
     look = _looks(run, curves["policy"])
     chosen = chosen_points(run, model, benchmark)
     stars = chosen[(chosen["status"] == "ok") & (chosen["exit_spread"] != 0)]
     uniform, oracle = (
-        over_seeds(points[points["policy"] == name], ["policy", "threshold"]).sort_values("mean_depth")
+        over_seeds(points[points["policy"] == name], ["policy", "threshold"]).sort_values(cost)
         for name in ("fixed", "oracle-loss")
     )
-    figure, panels = panels_by_group(f"{model} on {benchmark}: quality against mean depth", look)
+    figure, panels = panels_by_group(f"{model} on {benchmark}: quality against {called}", look)
     for group, axes in panels.items():
         for policy, style in members(look, group):
-            for _, random in points[points["policy"] == f"random@{policy}"].sort_values("mean_depth").groupby("seed"):
-                axes.plot(random["mean_depth"], random["quality"], color=style.colour, **_RANDOM)
-            draw_policy(axes, curves[curves["policy"] == policy], "mean_depth", "quality", policy, style)
+            for _, random in points[points["policy"] == f"random@{policy}"].sort_values(cost).groupby("seed"):
+                axes.plot(random[cost], random["quality"], color=style.colour, **_RANDOM)
+            draw_policy(axes, curves[curves["policy"] == policy], cost, "quality", policy, style)
             star = stars[stars["policy"] == policy]
-            axes.plot(star["mean_depth"], star["quality"], linestyle="", color=style.colour, **_STAR)
-        axes.axvline(chosen["full_depth"].max(), **_FULL)
+            axes.plot(star[cost], star["quality"], linestyle="", color=style.colour, **_STAR)
         axes.axhline(chosen["full_quality"].max(), **_FULL)
-        axes.plot(uniform["mean_depth"], uniform["quality"], **_UNIFORM)
-        axes.plot(oracle["mean_depth"], oracle["quality"], **_ORACLE)
-        axes.set(xlabel="mean depth (core steps a token)", ylabel=_metric(run, model, benchmark))
-        step_axis(axes)
+        axes.plot(uniform[cost], uniform["quality"], **_UNIFORM)
+        axes.plot(oracle[cost], oracle["quality"], **_ORACLE)
+        axes.set_ylabel(_metric(run, model, benchmark))
         legend_below(axes)
     key_below(
         figure,
@@ -103,7 +130,7 @@ def quality_against_depth(run: Run, model: str, benchmark: str) -> "Figure":
             "least depth of equal quality": {"color": UNIFORM, "linestyle": "", **_STAR},
         },
     )
-    return figure
+    return figure, list(panels.values())
 
 
 def against_threshold(run: Run, model: str, benchmark: str) -> "Figure":
@@ -218,6 +245,8 @@ def convergence(run: Run, model: str, benchmark: str) -> "Figure | None":
 
 PLOTS: dict[str, Callable[[Run, str, str], "Figure | None"]] = {
     "quality-against-depth": quality_against_depth,
+    "quality-against-flops": quality_against_flops,
+    "quality-against-latency": quality_against_latency,
     "against-threshold": against_threshold,
     "exit-histograms": exit_histograms,
     "convergence": convergence,

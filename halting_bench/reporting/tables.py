@@ -7,6 +7,7 @@ Pure functions over the run's frames. Every choice was made on calibration docum
 from typing import TYPE_CHECKING
 
 from halting_bench.reporting.acted import acted
+from halting_bench.reporting.costs import costs, stages
 from halting_bench.reporting.frames import (
     POINT,
     chosen_points,
@@ -53,10 +54,12 @@ def summary_tables(run: Run) -> list[Table]:
     tables += [table for model in models if (table := acted(run, model)) is not None]
     for model, benchmark in pairs(run):
         tables += [iso(run, model, benchmark), equal_depth(run, model, benchmark), front(run, model, benchmark)]
+        tables.append(costs(run, model, benchmark))
         if (of_pair(run.points, model, benchmark)["subset"] != "all").any():
             tables.append(levels(run, model, benchmark))
         if len(of_pair(run.latency, model, benchmark)):
             tables.append(latency(run, model, benchmark))
+            tables += [table for table in (stages(run, model, benchmark),) if table]
     return tables
 
 
@@ -241,6 +244,8 @@ def latency(run: Run, model: str, benchmark: str) -> Table:
         "Speed-up: against uniform depth at the trained mean, same device and rows. Ideal: if time followed mean depth. "
         "Realised: the share of the seconds that a uniform depth equal to the mean depth would save. Noisy: the interval of "
         "the median missed its target.",
+        "Prefill: a rule on states scores all positions of a text together, as uniform depth does; one that reads logits goes "
+        "token by token, and may take longer than it saves.",
     )
     return table_of(f"latency-{_stem(model, benchmark)}", f"{model} on {benchmark}: latency", columns, frame, footnotes, keys=3)
 

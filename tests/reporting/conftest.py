@@ -5,6 +5,7 @@ executed points and noisy latencies.
 Shapes: N tokens, R steps.
 """
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ BELOW = {
 }
 NO_CURVE, UNREACHED = "entropy-and-kl", "fixed-point-inf"
 ABOVE = {"max-prob": 0.9, "margin": 0.92}
+LOGITS = {"kl", "min-p-kl", "entropy-diff", "entropy", "entropy-and-kl", "max-prob", "margin"}
 ENDS = {"": 0.0, "_lo": -0.01, "_hi": 0.01}
 BENCHMARKS = {"shell": ("accuracy", True), "docs": ("bits_per_byte", False)}
 
@@ -73,6 +75,10 @@ class Simulation:
             return np.random.default_rng(0).permutation(self.exits(policy.removeprefix("random@"), threshold))
         fires = self.scores[policy] > threshold if policy in ABOVE else self.scores[policy] < threshold
         return np.where(fires.any(axis=1), 1 + fires.argmax(axis=1), STEPS)
+
+    def flops(self, policy: str, depth: float) -> float:
+        """A step costs two; a rule on logits reads them at every step, for three."""
+        return 1e6 * (3 + 2 * depth + (3 * depth if policy in LOGITS else 0))
 
     def figures(self, exits: np.ndarray, keep: np.ndarray) -> dict:
         value = self.outcome[np.arange(TOKENS), exits - 1][keep]
@@ -125,7 +131,9 @@ def simulate(benchmark: str, seed: int) -> dict[str, list[dict]]:
         for split, documents in sim.splits.items():
             for subset, members in sim.subsets.items():
                 own = {"policy": policy, "threshold": threshold, "split": split, "subset": subset, "role": role}
-                rows["points"].append(base | own | sim.figures(exits, documents & members) | changes)
+                figures = sim.figures(exits, documents & members)
+                cost = {"flops_per_token": sim.flops(policy, figures["mean_depth"])}
+                rows["points"].append(base | own | figures | cost | changes)
 
     grids = {name: np.quantile(scores, np.linspace(0.02, 0.98, 9)) for name, scores in sim.scores.items()}
     for policy, grid in grids.items():
@@ -170,6 +178,7 @@ def simulate(benchmark: str, seed: int) -> dict[str, list[dict]]:
             | own
             | {
                 "threshold": threshold,
+                "flops_per_token": sim.flops(policy, f["mean_depth"]),
                 "status": "ok",
                 "error": "",
                 "saving_full": 1 - f["mean_depth"] / FULL,
@@ -224,7 +233,10 @@ def executed_run(run: Run) -> Run:
         evidence="executed", kv_mode="latest", quality=rows["quality"] * 0.998, mean_depth=rows["mean_depth"] + 0.03
     )
     timed = rows[keys].assign(device="cpu, 2 threads", mode="eager", phase="decode", speedup=1.31, speedup_ideal=1.62)
-    timed = timed.assign(realised_fraction=0.5, tokens_per_s=1e4, noisy=timed["policy"] == "kl")
+    stages = json.dumps({"embed": 0.1, "core": 0.6, "readout": 0.2, "signal": 0.04, "bookkeeping": 0.06})
+    timed = timed.assign(
+        status="ok", error="", stages=stages, realised_fraction=0.5, tokens_per_s=1e4, noisy=timed["policy"] == "kl"
+    )
     parts = [
         timed.assign(batch_rows=rows, latency_ms_per_token=0.4 / rows, p10=0.38 / rows, p90=0.45 / rows) for rows in (1, 8)
     ]

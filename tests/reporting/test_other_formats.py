@@ -66,7 +66,7 @@ def test_the_figures_are_one_pdf_without_a_date(run):
     data = figures_pdf(run)
     assert data.startswith(b"%PDF-")
     assert b"CreationDate" not in data
-    assert len(re.findall(rb"/Type /Page\b", data)) == 8
+    assert len(re.findall(rb"/Type /Page\b", data)) == 2 * 5  # nothing was timed
 
 
 def test_junit_tells_failures_from_what_could_not_be_judged(tmp_path):

@@ -20,7 +20,7 @@ def cell(table, policy, key):
 
 
 def test_the_summary_comes_first_and_every_benchmark_has_its_tables(run, executed_run):
-    kinds = ("iso", "equal-depth", "front", "levels")
+    kinds = ("iso", "equal-depth", "front", "costs", "levels")
     expected = [f"{kind}-{MODEL}-{benchmark}" for benchmark in ("shell", "docs") for kind in kinds]
     assert [table.name for table in summary_tables(run)] == ["summary", *expected]
     assert f"latency-{MODEL}-docs" in [table.name for table in summary_tables(executed_run)]
