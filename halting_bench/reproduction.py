@@ -18,10 +18,11 @@ from halting_bench import catalog
 from halting_bench.analysis.statistics import mean_interval, paired_difference
 from halting_bench.benchmarks.base import Benchmark
 from halting_bench.diagnosis import diagnose_source
-from halting_bench.engine.multi_loop import execute_stacked
+from halting_bench.engine.multi_loop import GivenDepth, execute_stacked
 from halting_bench.engine.replay import Rule, exits_at, running_extremum
 from halting_bench.engine.trace import TracePlan, trace
 from halting_bench.executed_sweep import Setting, sweep_executed
+from halting_bench.halting.policy import HaltingPolicy
 from halting_bench.halting.routers import LABELS
 from halting_bench.plan import build_policy, plan_policy
 from halting_bench.sources import find_model_source
@@ -32,7 +33,13 @@ SELF_DOCUMENTS, SELF_STEPS, SELF_EPS = 96, 32, (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3
 HARD = 5
 """Depths from which a node counts as hard."""
 
-TWO_SCALE_DOCUMENTS, TWO_SCALE_RULES = 48, ("acceleration", "step-norm", "step-norm-change", "kl")
+TWO_SCALE_RULES = ("acceleration", "step-norm", "step-norm-change", "kl")
+TWO_SCALE = {
+    "two-scale-tiny": ("shell", 96, 4),
+    "two-scale-tiny-gate": ("shell", 96, 4),
+    "two-scale-tiny-text": ("docs", 32, 1),
+}
+"""Model -> benchmark, documents, sequences of each."""
 TIMES = 5
 FIXED_POINT_TASKS, FIXED_POINT_DOCUMENTS, ROUTER_DOCUMENTS = ("shell", "pancake"), 32, 96
 ROUTERS = (*(("linear", label) for label in LABELS), ("mlp", "saturated"))
@@ -108,35 +115,36 @@ def _spearman(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def two_scale() -> dict[str, Any]:
-    """Drift-to-loop ratios and the paper's exit rules, executed and timed, on both two-scale models."""
-    return {name: _two_scale(name) for name in ("two-scale-tiny", "two-scale-tiny-gate")}
+    """Drift-to-loop ratios and the paper's exit rules, executed and timed, on the two-scale models."""
+    return {name: _two_scale(name, *asked) for name, asked in TWO_SCALE.items()}
 
 
-def _two_scale(name: str) -> dict[str, Any]:
-    source, benchmark = find_model_source(name), catalog.find_benchmark("shell")
+def _two_scale(name: str, task: str, count: int, each: int) -> dict[str, Any]:
+    source = find_model_source(name)
     model = source.load()
-    spec, documents = model.spec, benchmark.sample(TWO_SCALE_DOCUMENTS, 0)
-    setting = Setting(max_steps=2 * spec.mean_recurrence, calibration=TWO_SCALE_DOCUMENTS // 2)
+    spec, benchmark = model.spec, source.benchmark(task, model.spec)
+    documents = benchmark.sample(count, 0)
+    setting = Setting(max_steps=2 * spec.mean_recurrence, calibration=count // 2)
     plans = tuple(plan_policy(catalog.find_policy(rule), spec, setting.max_steps) for rule in TWO_SCALE_RULES)
-    rows = sweep_executed(model, benchmark, documents, plans, setting)
+    rows = sweep_executed(model, benchmark, documents, plans, setting, draw=lambda sequences: sequences[:each])
     rows = rows[(rows["subset"] == "all") & (rows["status"] == "ok")]
     shown = rows[rows["split"] == "test"]
-    tested = [s for document in documents[setting.calibration :] for s in benchmark.sequences(document)]
-    points = []
-    for plan in plans:
-        for _, row in shown[shown["policy"] == plan.recipe.name].iterrows():
-            own = json.loads(row["params"]).get("thresholds", [row["threshold"]] * len(spec.loops))
-            policy = build_policy(plan.recipe, float("nan"))
-            seconds = _seconds(
-                lambda policy=policy, own=own: execute_stacked(  # type: ignore[misc]
-                    model, tested, policy, np.array(own)[None, None], max_steps=setting.max_steps
-                )
-            )
-            positions = sum(len(s.tokens) for s in tested)
-            points.append(_figures(row) | {"thresholds": own, "ms_per_token": 1e3 * seconds / positions})
-    found = diagnose_source(source, "shell", documents=32)
+    tested = [s for document in documents[setting.calibration :] for s in benchmark.sequences(document)[:each]]
+
+    def timed(policy: HaltingPolicy, row: Any) -> dict[str, Any]:
+        own = json.loads(row["params"]).get("thresholds", [row["threshold"]] * len(spec.loops))
+        point = np.array(own, float)[None, None]
+        seconds = _seconds(lambda: execute_stacked(model, tested, policy, point, max_steps=setting.max_steps))
+        return _figures(row) | {"thresholds": own, "ms_per_token": 1e3 * seconds / sum(len(s.tokens) for s in tested)}
+
+    points = [
+        timed(build_policy(plan.recipe, float("nan")), row)
+        for plan in plans
+        for _, row in shown[shown["policy"] == plan.recipe.name].iterrows()
+    ]
+    found = diagnose_source(source, task, documents=16)
     return {
-        "uniform": [_figures(row) for _, row in shown[shown["policy"] == "fixed"].iterrows()],
+        "uniform": [timed(GivenDepth(), row) for _, row in shown[shown["policy"] == "fixed"].iterrows()],
         "points": points,
         "random": [_figures(row) for _, row in shown[shown["policy"].str.startswith("random@")].iterrows()],
         "equal_quality": {rule: _iso(rows, rule) for rule in ("fixed", *TWO_SCALE_RULES)},
@@ -161,13 +169,16 @@ def _iso(rows: Any, rule: str) -> dict[str, Any] | None:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """The median of a few runs, after one to warm up."""
+    """CPU seconds of one thread, which other work on the machine changes little: the median of a few runs, one to warm up."""
+    import torch
+
+    torch.set_num_threads(1)
     work()
     found = []
     for _ in range(TIMES):
-        begun = time.perf_counter()
+        begun = time.process_time()
         work()
-        found.append(time.perf_counter() - begun)
+        found.append(time.process_time() - begun)
     return float(np.median(found))
 
 
