@@ -3,15 +3,15 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from halting_bench.catalog import SweepConfig
     from halting_bench.halting.policies import AllOf, AnyOf, FixedDepth, ThresholdPolicy
     from halting_bench.halting.policy import HaltingPolicy, State, Verdict, View
     from halting_bench.store import Run, load_run
+    from halting_bench.sweep_config import SweepConfig
     from halting_bench.sweeping.run import sweep
 
 _HOMES = {
     "sweep": "sweeping.run",
-    "SweepConfig": "catalog",
+    "SweepConfig": "sweep_config",
     "load_run": "store",
     "Run": "store",
     "HaltingPolicy": "halting.policy",

@@ -12,6 +12,7 @@ from halting_bench.named import named_points, with_points
 from halting_bench.plan import folder_name, plan_policy
 from halting_bench.records import SCHEMA_VERSION, digest
 from halting_bench.sources import ModelSource, find_model_source
+from halting_bench.sweep_config import SweepConfig
 from halting_bench.timing.environment import stamp
 from halting_bench.unit import Unit, cell_count
 
@@ -37,7 +38,7 @@ LM_EVAL = "lm-eval:"
 class Plan:
     """What a sweep will do, before it does it."""
 
-    config: catalog.SweepConfig
+    config: SweepConfig
     device: str
     jobs: tuple[Job, ...]
     run_id: str
@@ -71,7 +72,7 @@ _NO_PART_OF_IDENTITY = ("keep_trace", "plots", "latency", "like", "rules")
 """Settings that change no record; the points that `like` and `rules` name stand beside them."""
 
 
-def plan_sweep(config: catalog.SweepConfig) -> Plan:
+def plan_sweep(config: SweepConfig) -> Plan:
     """Resolves names, devices and defaults. Raises UserError for anything misspelt, before any work is done."""
     import torch
 
@@ -108,7 +109,7 @@ def plan_sweep(config: catalog.SweepConfig) -> Plan:
 
 
 def _plan_job(
-    config: catalog.SweepConfig,
+    config: SweepConfig,
     recipes: list[catalog.PolicyRecipe],
     source: ModelSource,
     model: RecurrentModel,
@@ -158,7 +159,7 @@ def _plan_job(
     return Job(model_name, source, source.hash(), benchmark, digest(benchmark.manifest()), tuple(units), replayable)
 
 
-def _benchmark(config: catalog.SweepConfig, source: ModelSource, model: RecurrentModel, name: str) -> Benchmark:
+def _benchmark(config: SweepConfig, source: ModelSource, model: RecurrentModel, name: str) -> Benchmark:
     if not name.startswith(LM_EVAL):
         return source.benchmark(name, model.spec)
     from halting_bench.benchmarks.lm_eval_benchmark import LmEvalBenchmark  # lm-eval takes a second to import

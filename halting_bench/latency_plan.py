@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING
 
 from halting_bench.architectures.base import ModelSpec, RecurrentModel
 from halting_bench.benchmarks.base import Sequence
-from halting_bench.catalog import SweepConfig, parse
+from halting_bench.catalog import parse
 from halting_bench.errors import UserError, unknown_name
 from halting_bench.execution import ChosenPoint
 from halting_bench.halting.policies import FixedDepth
 from halting_bench.halting.policy import HaltingPolicy
 from halting_bench.jobs import Job, Plan, plan_sweep
 from halting_bench.store import Run
+from halting_bench.sweep_config import SweepConfig
 from halting_bench.timing.points import Shape
 from halting_bench.timing.protocol import Protocol
 from halting_bench.timing.workloads import Build, decoding, fixed_length, prefill

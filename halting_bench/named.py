@@ -4,8 +4,9 @@ from pathlib import Path
 
 from halting_bench.analysis.pairing import Point
 from halting_bench.analysis.rules import GateRules
-from halting_bench.catalog import PolicyRecipe, SweepConfig, load_yaml, parse
+from halting_bench.catalog import PolicyRecipe, load_yaml, parse
 from halting_bench.store import load_run
+from halting_bench.sweep_config import SweepConfig
 
 Named = dict[str, tuple[float, ...]]
 """Policy -> thresholds."""

@@ -4,7 +4,8 @@ import json
 import shlex
 from pathlib import Path
 
-from halting_bench.catalog import SweepConfig, show
+from halting_bench.catalog import show
+from halting_bench.sweep_config import SweepConfig
 
 _FLAGS = {"models": "--model", "benchmarks": "--benchmark", "policies": "--policy", "seeds": "--seed"}
 _OWN = ("keep_trace", "plots", "like", "rules")

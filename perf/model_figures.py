@@ -16,8 +16,8 @@ LATENT, LOGIT = "cosine", "kl"
 def measurements() -> list[dict[str, Any]]:
     from scipy.stats import spearmanr
 
-    from halting_bench.catalog import SweepConfig
     from halting_bench.store import load_run
+    from halting_bench.sweep_config import SweepConfig
     from halting_bench.sweeping.run import sweep
 
     policies = (LATENT, LOGIT, "entropy", "margin")

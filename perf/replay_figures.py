@@ -26,8 +26,8 @@ MEMORY_DOCUMENTS = 48
 
 def planned(documents: int | str) -> Any:
     """The plan of the default sweep's first model over so many documents."""
-    from halting_bench.catalog import SweepConfig
     from halting_bench.jobs import plan_sweep
+    from halting_bench.sweep_config import SweepConfig
 
     return plan_sweep(SweepConfig(models=SweepConfig().models[:1], limit=documents, device="cpu"))
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from toy_sweeps import settings
 
-from halting_bench.catalog import LatencyConfig, SweepConfig
+from halting_bench.sweep_config import LatencyConfig, SweepConfig
 from halting_bench.sweeping.run import sweep
 
 torch.set_num_threads(1)

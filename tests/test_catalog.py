@@ -9,19 +9,18 @@ import yaml
 from halting_bench import catalog
 from halting_bench.catalog import (
     PolicyRecipe,
-    SweepConfig,
     find_benchmark,
     find_model,
     find_policy,
     load_policy_class,
     load_yaml,
     parse,
-    read_config,
     show,
 )
 from halting_bench.errors import UserError
 from halting_bench.halting.signals import SIGNALS
 from halting_bench.plan import plan_policy
+from halting_bench.sweep_config import SweepConfig, read_config
 
 
 def message(error: pytest.ExceptionInfo[UserError]) -> str:

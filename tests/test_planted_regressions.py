@@ -8,11 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from halting_bench.catalog import find_model, read_config
+from halting_bench.catalog import find_model
 from halting_bench.cli.main import app
 from halting_bench.named import named_points
 from halting_bench.rerun import settings_of
 from halting_bench.store import read_manifest
+from halting_bench.sweep_config import read_config
 
 POLICY = '''
 from dataclasses import dataclass

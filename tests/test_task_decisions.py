@@ -9,12 +9,12 @@ from halting_bench.analysis.pairing import Point, Side, figures, pair
 from halting_bench.analysis.rules import GateRules
 from halting_bench.architectures.toy import write_toy
 from halting_bench.calibrate import calibrate
-from halting_bench.catalog import LmEvalConfig, SweepConfig
 from halting_bench.errors import UserError
 from halting_bench.reporting.comparison import comparison_tables
 from halting_bench.reporting.plots import PLOTS
 from halting_bench.reporting.tables import summary_tables
 from halting_bench.store import Run, load_run
+from halting_bench.sweep_config import LmEvalConfig, SweepConfig
 from halting_bench.sweeping.run import sweep
 from tests.benchmarks.lm_eval_fixtures import write_tasks
 

@@ -12,13 +12,14 @@ import yaml
 from halting_bench.answering import answer
 from halting_bench.architectures.toy import toy_model
 from halting_bench.benchmarks.lm_eval_benchmark import LmEvalBenchmark
-from halting_bench.catalog import SweepConfig, find_policy
+from halting_bench.catalog import find_policy
 from halting_bench.halting.policies import FixedDepth
 from halting_bench.jobs import Job, Plan
 from halting_bench.plan import plan_policy
 from halting_bench.records import POINT_COLUMNS
 from halting_bench.sources import ModelSource
 from halting_bench.store import open_run
+from halting_bench.sweep_config import SweepConfig
 from halting_bench.task_cells import replayed_cells, task_masks
 from halting_bench.task_measures import Measure, summarise
 from halting_bench.task_random import random_cell

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from halting_bench.architectures.toy import write_toy
-from halting_bench.catalog import SweepConfig
+from halting_bench.sweep_config import SweepConfig
 
 PATIENT = """
 from dataclasses import dataclass

@@ -7,6 +7,7 @@ import typer
 
 from halting_bench.cli.output import print_json
 from halting_bench.errors import UserError, unknown_name
+from halting_bench.sweep_config import SweepConfig
 
 listing = typer.Typer(help="List models, policies or benchmarks.", no_args_is_help=True)
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
@@ -87,10 +88,10 @@ def validate(
     elif "summary" in value:
         catalog.parse(catalog.Card, value, str(file))
         kind = "model card"
-    elif set(value) <= set(catalog.SweepConfig.model_fields):
-        catalog.parse(catalog.SweepConfig, value, str(file))
+    elif set(value) <= set(SweepConfig.model_fields):
+        catalog.parse(SweepConfig, value, str(file))
         kind = "sweep config"
     else:
-        odd = sorted(set(value) - set(catalog.SweepConfig.model_fields))[0]
-        raise UserError(f"{file}: {unknown_name('key', odd, catalog.SweepConfig.model_fields)}")
+        odd = sorted(set(value) - set(SweepConfig.model_fields))[0]
+        raise UserError(f"{file}: {unknown_name('key', odd, SweepConfig.model_fields)}")
     print(f"{file}: a valid {kind}")

@@ -41,11 +41,11 @@ def sweep(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Sweep policies over benchmarks: quality against mean depth, tables and plots. The same command resumes."""
-    from halting_bench.catalog import read_config
     from halting_bench.cli.progress import bars
     from halting_bench.jobs import plan_sweep
     from halting_bench.rerun import settings_of
     from halting_bench.store import read_manifest
+    from halting_bench.sweep_config import read_config
     from halting_bench.sweeping.run import sweep as run_sweep
 
     given: dict[str, Any] = {

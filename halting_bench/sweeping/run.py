@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from halting_bench.architectures.base import RecurrentModel
 from halting_bench.assembly import executed_frames, typed_points, unit_frames, unit_rows
-from halting_bench.catalog import SweepConfig
 from halting_bench.doctor import examine
 from halting_bench.errors import UserError
 from halting_bench.execution import act_out, measure_points
 from halting_bench.jobs import LM_EVAL, Job, Plan, manifest, plan_sweep
 from halting_bench.store import RunDirectory, open_run, read_manifest, write_bytes, write_frame, write_json
+from halting_bench.sweep_config import SweepConfig
 from halting_bench.unit import Advance, cell_count, open_trace, run_cells, trace_unit
 
 if TYPE_CHECKING:

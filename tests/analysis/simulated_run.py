@@ -13,7 +13,7 @@ import pandas as pd
 
 from halting_bench.analysis.pareto import mark_fronts
 from halting_bench.analysis.selection import iso_rows, mark_iso
-from halting_bench.catalog import SweepConfig, show
+from halting_bench.catalog import show
 from halting_bench.engine.controls import ORACLE_PRICES, fixed_exits, oracle_exits
 from halting_bench.engine.points import (
     RowCost,
@@ -28,6 +28,7 @@ from halting_bench.engine.replay import Rule, recorded_threshold
 from halting_bench.plan import COMPLETE
 from halting_bench.records import POINT_COLUMNS, SCHEMA_VERSION, Metric
 from halting_bench.store import Run, load_run, write_arrays, write_frame, write_json
+from halting_bench.sweep_config import SweepConfig
 from halting_bench.tabulation import Points, point_rows, random_rows
 
 STEPS, FULL = 12, 6

@@ -7,7 +7,7 @@ import torch
 from halting_bench.analysis.dynamics import relative_steps
 from halting_bench.architectures.huginn import Huginn
 from halting_bench.benchmarks.procedural import Shell
-from halting_bench.catalog import LatencyConfig, SweepConfig, find_policy
+from halting_bench.catalog import find_policy
 from halting_bench.engine.trace import TracePlan, trace
 from halting_bench.errors import UserError
 from halting_bench.halting.policy import View
@@ -16,6 +16,7 @@ from halting_bench.plan import plan_policy
 from halting_bench.records import Metric
 from halting_bench.sources import find_model_source
 from halting_bench.store import load_run
+from halting_bench.sweep_config import LatencyConfig, SweepConfig
 from halting_bench.sweeping.run import sweep
 from halting_bench.training.router_run import train_router
 from halting_bench.training.routers import (
