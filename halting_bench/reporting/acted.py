@@ -2,7 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from halting_bench.reporting.frames import POINT, executed_mode, of_pair, pairs, select, usual_setting, with_executed
+from halting_bench.reporting.frames import (
+    POINT,
+    executed_mode,
+    of_pair,
+    pairs,
+    select,
+    trained_steps,
+    usual_setting,
+    with_executed,
+)
 from halting_bench.reporting.table import Column, Kind, Table, table_of
 from halting_bench.reporting.text import slug
 from halting_bench.store import Run
@@ -59,7 +68,7 @@ def _of_benchmark(run: Run, model: str, benchmark: str) -> "pd.DataFrame":
     if not (points["evidence"] == "executed").any():
         return pd.DataFrame()
     mode, test = executed_mode(points), select(points, "test")
-    full = test[(test["policy"] == "fixed") & (test["threshold"] == of_pair(run.iso, model, benchmark)["full_depth"].max())]
+    full = test[(test["policy"] == "fixed") & (test["threshold"] == trained_steps(run, model, benchmark))]
     if mode is None:  # all were acted out: those of equal quality
         own = _as_executed(test[test["role"] == "iso"])
     else:

@@ -69,6 +69,14 @@ def ranked(run: Run, model: str, benchmark: str) -> list[str]:
     return depth.sort_index().sort_values(kind="stable").index.tolist()
 
 
+def trained_steps(run: Run, model: str, benchmark: str) -> float:
+    """The threshold of `fixed` at full depth: steps of each loop, where `full_depth` counts those of all loops."""
+    fixed = select(of_pair(run.points, model, benchmark), "test")
+    fixed = fixed[fixed["policy"] == "fixed"]
+    distance = (fixed["mean_depth"] - of_pair(run.iso, model, benchmark)["full_depth"].max()).abs()
+    return float(fixed["threshold"].iloc[distance.argmin()])
+
+
 def executed_mode(points: "pd.DataFrame") -> str | None:
     """The kv_mode whose executed rows stand beside the replayed ones: the default one where it ran; None without any.
 

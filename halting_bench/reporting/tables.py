@@ -19,6 +19,7 @@ from halting_bench.reporting.frames import (
     problems,
     ranked,
     select,
+    trained_steps,
     with_executed,
 )
 from halting_bench.reporting.table import Column, Kind, Table, table_of
@@ -192,10 +193,9 @@ def levels(run: Run, model: str, benchmark: str) -> Table:
 
     points = of_pair(run.points, model, benchmark)
     found = of_pair(run.iso, model, benchmark)
-    full_depth = found["full_depth"].max()
     names = ["fixed", *ranked(run, model, benchmark)[:_TOP], "oracle-loss"]
     keys = found.loc[(found["status"] == "ok") & found["policy"].isin(names), POINT]
-    keys.loc[keys["policy"] == "fixed", "threshold"] = full_depth
+    keys.loc[keys["policy"] == "fixed", "threshold"] = trained_steps(run, model, benchmark)
     parts = []
     for subset in points["subset"][points["subset"] != "all"].drop_duplicates():
         part = over_seeds(keys.merge(select(points, "test", subset=subset), on=POINT), ["policy"]).set_index("policy")

@@ -232,3 +232,15 @@ def test_the_run_is_left_as_it_was(executed_run):
 
 def test_every_chosen_policy_keeps_its_row(run):
     assert set(chosen_points(run, MODEL, "docs")["policy"]) == set(run.iso["policy"])
+
+
+def test_full_depth_of_several_loops_is_uniform_depth_at_the_trained_steps_of_each(executed_run):
+    points = executed_run.points.assign(mean_depth=3 * executed_run.points["mean_depth"])
+    points = points[points["evidence"] == "executed"].assign(kv_mode="latest", role="iso")
+    uniform = executed_run.points[executed_run.points["policy"] == "fixed"].assign(evidence="executed", kv_mode="latest")
+    uniform["mean_depth"] *= 3
+    points = pd.concat([points[points["policy"] != "fixed"], uniform], ignore_index=True)
+    iso_frame = executed_run.iso.assign(full_depth=3 * executed_run.iso["full_depth"])
+    table = acted(replace(executed_run, points=points, iso=iso_frame), MODEL)
+    first = dict(zip([column.key for column in table.columns], table.rows[0].cells, strict=True))
+    assert (first["policy"], first["threshold"], first["executed_depth"]) == ("fixed", 8.0, 24.0)
