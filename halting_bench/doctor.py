@@ -28,7 +28,7 @@ NOISE_BYTES = 2 * 2**30
 """The noise floor needs the model in float64; a larger one than this would not fit beside the model."""
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-
+DEVICES = ("cpu", "cuda")
 Reload = Callable[[torch.dtype], RecurrentModel]
 
 
@@ -115,7 +115,9 @@ def examine_source(source: ModelSource, *, dtype: str, device: str, quick: bool 
     """Loads a model and runs its self-checks. Raises UserError when it cannot be loaded at all."""
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
-    if device != "cpu" and not torch.cuda.is_available():
+    if device not in DEVICES:
+        raise unknown_name("device", device, DEVICES)
+    if device == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device '{device}': this machine has none that torch sees: use --device cpu")
     config = read_config(source.folder) if source.folder is not None else None
 
@@ -134,7 +136,10 @@ def _logits(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
 
 
 def finite(probe: Probe) -> Check:
-    """No state and no logit is NaN or infinite, at any depth."""
+    """No weight is NaN or infinite (fused attention may hide one), and no state and no logit, at any depth."""
+    broken = [name for name, weight in probe.model.named_parameters() if not bool(weight.isfinite().all())]
+    if broken:
+        return at_most("finite at every depth", len(broken), 0, "tensors", f"of weights that are not, such as {broken[0]}")
     bad = sum(not bool(state.isfinite().all() and logits.isfinite().all()) for state, logits in probe.dense())
     return at_most("finite at every depth", bad, 0, "depths", f"that are not, of {probe.depths}")
 
@@ -174,10 +179,9 @@ def shared_weights(probe: Probe) -> Check:
     """Every step runs on the same weights."""
     first, second = probe.weights_by_step()
     different = len(first - second) if probe.spec.dense_only else len(first ^ second)  # a first pass may get no messages
-    note = f"tensors that differ between steps, of {len(first)}"
     if not first:
         return Check("steps share weights", "fail", math.nan, "", note="a step touches no weights")
-    return at_most("steps share weights", different, 0, "tensors", note)
+    return at_most("steps share weights", different, 0, "tensors", f"that differ between steps, of {len(first)}")
 
 
 def tied_embeddings(model: RecurrentModel, config: Mapping[str, object]) -> Check:
@@ -236,7 +240,7 @@ def monotone_cost(model: RecurrentModel) -> Check:
 def loops_available(model: RecurrentModel) -> list[Check]:
     """How deep it may go, and which policies that leaves."""
     spec = model.spec
-    most = spec.mean_recurrence if spec.fixed_recurrence else 4 * spec.mean_recurrence
+    most = spec.mean_recurrence * (1 if spec.fixed_recurrence else 4)
     plans = [plan_policy(catalog.find_policy(name), spec, most) for name in catalog.policy_names()]
     unfit = [plan.recipe.name for plan in plans if plan.not_applicable]
     per = f" in each of {len(spec.loops)}" if len(spec.loops) > 1 else ""

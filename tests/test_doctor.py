@@ -72,6 +72,19 @@ class Sound(RecurrentModel):
         return self.head(x)
 
 
+def test_a_weight_that_is_not_a_number_is_told_where_the_attention_kernel_hides_it():
+    model = Sound()
+    model.mix.weight[0] = math.nan  # a query: the fused kernel gives zeros for scores that are not numbers
+    check = next(check for check in examine(model, quick=True) if check.name == "finite at every depth")
+    assert (check.verdict, check.figure) == ("fail", 1) and "mix.weight" in check.note
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda:0,cuda:1", '{"": 0}'])
+def test_a_device_map_is_refused(device):
+    with pytest.raises(UserError, match=r"unknown device .* known: cpu, cuda"):
+        examine_source(find_model_source(str(GOLDEN / "ouro")), dtype="float32", device=device)
+
+
 class Explodes(Sound):
     def step(self, loop, state, x, context):
         return super().step(loop, state, x, context) / 0.0

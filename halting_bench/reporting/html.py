@@ -143,10 +143,8 @@ def _pair(run: Run, model: str, benchmark: str) -> dict[str, Any]:
     points = of_pair(run.points, model, benchmark)
     seed = points["seed"].min()
     points = points[points["seed"] == seed]
-    kept = select(points, "test").assign(kind="replayed")
-    executed = points[points["evidence"] == "executed"]
-    executed = select(executed, "test", evidence="executed").assign(kind="executed")
-    shown = pd.concat([kept, executed], ignore_index=True)
+    kinds = [select(points, "test", evidence=kind).assign(kind=kind) for kind in ("replayed", "executed")]
+    shown = pd.concat([rows for rows in kinds if len(rows)], ignore_index=True)
     shown = shown[~shown["policy"].str.startswith("random@")].reset_index(drop=True)
     policies = sorted(shown["policy"].unique(), key=lambda name: (name != "fixed", is_control(name), name))
     iso = of_pair(run.iso, model, benchmark)

@@ -131,12 +131,15 @@ function listPolicies() {
 
 function drawPareto() {
   const one = pair(), axis = $("axis").value, p = one.points, xs = [], ys = [], series = [];
+  const both = p.evidence.includes("replayed") && p.evidence.includes("executed");
   for (const policy of one.policies) {
     if (!pareto.shown.has(policy)) continue;
     const rows = rowsOf(one, policy).filter((row) => p[axis][row] !== null && p.quality[row] !== null);
     rows.sort((a, b) => p[axis][a] - p[axis][b]);
     const curve = axis === "mean_depth" && one.curves[policy];
-    const drawn = curve ? [curve.mean_depth, curve.quality] : [rows.map((row) => p[axis][row]), rows.map((row) => p.quality[row])];
+    const replayed = rows.filter((row) => p.evidence[row] === "replayed");  // what was acted out lies beside the line, not on it
+    const through = replayed.length ? replayed : rows;
+    const drawn = curve ? [curve.mean_depth, curve.quality] : [through.map((row) => p[axis][row]), through.map((row) => p.quality[row])];
     series.push({ policy, rows, drawn });
     xs.push(...drawn[0], ...rows.map((row) => p[axis][row]));
     ys.push(...drawn[1], ...rows.map((row) => p.quality[row]));
@@ -152,9 +155,11 @@ function drawPareto() {
       const [x, y] = [scales.x.at(p[axis][row]), scales.y.at(p.quality[row])];
       if (!Number.isFinite(x) || !Number.isFinite(y)) continue;
       const star = one.iso[policy] !== undefined && one.iso[policy] === p.threshold[row];
+      const acted = both && p.evidence[row] === "executed";
       element("path", {
-        class: "mark", d: MARKERS[look.marker](star ? 7 : 3.5), transform: `translate(${x},${y})`, fill: look.colour,
-        stroke: star ? "var(--ink)" : "var(--panel)", "stroke-width": star ? 1.5 : 0.7, "data-row": row,
+        class: "mark", d: MARKERS[look.marker](star ? 7 : acted ? 5 : 3.5), transform: `translate(${x},${y})`,
+        fill: acted ? "var(--panel)" : look.colour, stroke: acted ? look.colour : star ? "var(--ink)" : "var(--panel)",
+        "stroke-width": acted ? 2.5 : star ? 1.5 : 0.7, "data-row": row,
       }, pareto.svg);
       pareto.marks.push({ x, y, row, policy });
     }
