@@ -3,6 +3,7 @@
 import html
 import json
 import math
+from dataclasses import replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ def report_page(run: Run) -> str:
         '<p class="lead">Quality against mean depth, FLOPs and latency of halting policies. Figures are of test documents; '
         "every choice was made on calibration documents.</p>",
         _caveats(caveats(run)),
-        *(_table(table) for table in first),
+        *(_table(table) for table in _each_note_once(first)),
         _asset("charts.html"),
         "<h2>All tables</h2>",
         *(f"<details><summary>{_escape(table.title)}</summary>{_table(table)}</details>" for table in rest),
@@ -41,6 +42,16 @@ def report_page(run: Run) -> str:
         _facts(run),
     ]
     return _page(f"halting-bench: {models}", body, content)
+
+
+def _each_note_once(tables: list[Table]) -> list[Table]:
+    """The tables with each footnote below the last of those that have it."""
+    later: set[str] = set()
+    found = []
+    for table in reversed(tables):
+        found.append(replace(table, footnotes=tuple(note for note in table.footnotes if note not in later)))
+        later.update(table.footnotes)
+    return found[::-1]
 
 
 def tables_page(title: str, tables: list[Table]) -> str:

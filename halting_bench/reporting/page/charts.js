@@ -167,8 +167,8 @@ function drawPareto() {
   if (axis === "mean_depth" && one.full_depth !== null) {
     const x = scales.x.at(one.full_depth);
     element("line", { x1: x, x2: x, y1: 30, y2: scales.height - 44, stroke: "var(--soft)", "stroke-dasharray": "2 4" }, pareto.svg);
-    const left = x > 140;
-    element("text", { x: left ? x - 4 : x + 4, y: 42, "text-anchor": left ? "end" : "start" }, pareto.svg).textContent = "full depth";
+    const edge = x > scales.width - 80;
+    element("text", { x, y: 25, "text-anchor": edge ? "end" : "start" }, pareto.svg).textContent = "full depth";
   }
   pareto.svg.setAttribute("aria-label", `${one.label} of ${one.name} against ${AXES[axis]}: ${series.length} policies, ${pareto.marks.length} points. Arrow keys read them.`);
 }
