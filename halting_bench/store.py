@@ -214,4 +214,6 @@ def load_run(path: str | Path) -> Run:
         raise UserError(
             f"{folder}/points.parquet lacks the columns {', '.join(missing)}: run the sweep again with another --out"
         )
+    if frames["points"].empty:
+        raise UserError(f"{folder}/points.parquet has no rows, so nothing was measured: run the sweep again with another --out")
     return Run(path=folder, manifest=manifest, **frames)

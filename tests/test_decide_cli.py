@@ -2,6 +2,7 @@
 
 import shutil
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -61,6 +62,27 @@ def test_a_half_written_run_is_one_line(folder, tmp_path):
     ):
         error = runner.invoke(app, arguments).exception
         assert isinstance(error, UserError) and "not finished" in str(error) and "\n" not in str(error)
+
+
+def rewritten(folder, head, name, change):
+    """A copy of the base, with a table changed."""
+    shutil.copytree(folder / "base", head)
+    change(pd.read_parquet(head / f"{name}.parquet")).to_parquet(head / f"{name}.parquet", index=False)
+    return str(head)
+
+
+def test_a_run_without_points_is_an_error_and_not_an_empty_report(folder, tmp_path):
+    bare = rewritten(folder, tmp_path / "bare", "points", lambda points: points.iloc[:0])
+    error = runner.invoke(app, ["report", bare]).exception
+    assert isinstance(error, UserError) and "nothing was measured" in str(error)
+
+
+def test_documents_without_tokens_are_no_documents_and_every_format_says_so(folder, tmp_path):
+    silent = rewritten(folder, tmp_path / "silent", "per_document", lambda documents: documents.assign(n_tokens=0))
+    assert gate(folder, tmp_path / "silent").exit_code == 5
+    for format in ("csv", "md"):
+        told = runner.invoke(app, ["compare", str(folder / "base"), silent, "--format", format]).stdout
+        assert "Not compared" in told and "so ask for" not in told
 
 
 @pytest.mark.parametrize("format", ["md", "csv", "tex", "json", "html"])

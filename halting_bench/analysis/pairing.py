@@ -222,7 +222,8 @@ def _documents(run: Run, model: str, benchmark: str, evidence: str) -> "pd.DataF
         frame = frame[(frame["evidence"] == evidence) | (frame["policy"] == "fixed")]
     if frame.empty or not (frame["evidence"] == evidence).any():
         others = first_seed(run.per_document, model, benchmark)
-        hint = ": nothing was replayed there, so ask for evidence executed" if len(others) and evidence == "replayed" else ""
+        acted = len(others) > 0 and bool(((others["evidence"] == "executed") & (others["n_tokens"] > 0)).any())
+        hint = ": nothing was replayed there, so ask for evidence executed" if acted and evidence == "replayed" else ""
         raise Incomplete(f"{run.path} has no {evidence} figures by document of {model} on {benchmark}{hint}")
     return frame
 

@@ -61,7 +61,7 @@ def _quantities(base: Run, head: Run, model: str, head_model: str, benchmark: st
         replayed = (of_pair(base.points, model, benchmark)["evidence"] == "replayed").any()
         aligned = pair(base, head, model, head_model, benchmark, "replayed" if replayed else "executed")
     except (Incomparable, Incomplete) as error:
-        return Table(name, title, (Column("note", "note"),), (), (f"Not compared: {error}.",))
+        return Table(name, title, (Column("note", "note"),), (Row((f"Not compared: {error}.",)),))
     metric = metric_label(aligned.metric, aligned.higher_is_better)
     columns = (
         Column("policy", "policy"),
