@@ -6,7 +6,7 @@ import torch
 
 from halting_bench.architectures.albert import Albert
 from halting_bench.architectures.base import RecurrentModel
-from halting_bench.architectures.config import read_config
+from halting_bench.architectures.config import MAX_LAYERS, read_config
 from halting_bench.architectures.dory import Dory
 from halting_bench.architectures.hrm_text import HrmText
 from halting_bench.architectures.huginn import Huginn
@@ -68,11 +68,20 @@ def load_model(
     checkpoint = Checkpoint(folder)
     if family in BACKED_FAMILIES:
         backed = load_backed(BACKED_FAMILIES[family], folder, config, dtype, device)
+        _check_loops(backed, folder)
         return backed.eval().requires_grad_(False)
     try:
         with without_memory():
             model = FAMILIES[family].build(config, checkpoint.file_of)
     except RuntimeError as error:  # a size that overflows; nothing has been allocated
         raise UserError(f"{folder / 'config.json'} describes an impossible model ({error}): check its sizes") from None
+    _check_loops(model, folder)
     fill(model, checkpoint, dtype, device)
     return model.eval().requires_grad_(False)
+
+
+def _check_loops(model: RecurrentModel, folder: Path) -> None:
+    """Loops take no memory of their own, but every pass would run them all."""
+    loops = model.spec.mean_recurrence
+    if loops > MAX_LAYERS:
+        raise UserError(f"{folder / 'config.json'} asks for {loops} loops: more than {MAX_LAYERS} are refused; check the file")

@@ -55,7 +55,8 @@ def load_shipped(folder: Path, config: dict, name: str, *, dtype: torch.dtype, d
 
 def _recurrent(found: type, target: str) -> type[RecurrentModel]:
     if not issubclass(found, RecurrentModel):
-        raise UserError(f"{target} is not a RecurrentModel: write class {found.__name__}(halting_bench.RecurrentModel)")
+        written = f"class {found.__name__}(RecurrentModel), from {RecurrentModel.__module__}"
+        raise UserError(f"{target} is not a RecurrentModel: write {written}")
     missing = sorted(found.__abstractmethods__)
     if missing:
         raise UserError(f"{target} lacks {', '.join(missing)}: write {'them' if len(missing) > 1 else 'it'}")

@@ -119,6 +119,7 @@ BROKEN = {
     "size of wrong type": (edit_config(hidden_size="32"), "hidden_size is '32': it must be a whole number"),
     "size negative": (edit_config(vocab_size=-1), "vocab_size is -1"),
     "eps zero": (edit_config(rms_norm_eps=0), "rms_norm_eps is 0: it must be a positive number"),
+    "10^9 loops": (edit_config(total_ut_steps=10**9), "1000000000 loops: more than 10000 are refused"),
     "10^9 layers": (edit_config(num_hidden_layers=10**9), "1000000000: more than 10000 layers are refused"),
     "sizes that overflow": (edit_config(hidden_size=2**40, vocab_size=2**40), "impossible model"),
     "fewer layers than tensors": (edit_config(num_hidden_layers=1), "has unknown 11"),
