@@ -18,7 +18,7 @@ from halting_bench import catalog
 from halting_bench.analysis.statistics import mean_interval, paired_difference
 from halting_bench.benchmarks.base import Benchmark
 from halting_bench.diagnosis import diagnose_source
-from halting_bench.engine.multi_loop import GivenDepth, execute_stacked
+from halting_bench.engine.multi_loop import GivenDepth, execute_stacked, scored_positions
 from halting_bench.engine.replay import Rule, exits_at, running_extremum
 from halting_bench.engine.trace import TracePlan, trace
 from halting_bench.executed_sweep import Setting, sweep_executed
@@ -35,18 +35,52 @@ HARD = 5
 
 TWO_SCALE_RULES = ("acceleration", "step-norm", "step-norm-change", "kl")
 TWO_SCALE = {
-    "two-scale-tiny": ("shell", 96, 4),
-    "two-scale-tiny-gate": ("shell", 96, 4),
-    "two-scale-tiny-text": ("docs", 32, 1),
+    "two-scale-tiny": ("shell", 64, 4),
+    "two-scale-tiny-gate": ("shell", 64, 4),
+    "two-scale-tiny-text": ("docs", 24, 1),
 }
 """Model -> benchmark, documents, sequences of each."""
-TIMES = 5
-FIXED_POINT_TASKS, FIXED_POINT_DOCUMENTS, ROUTER_DOCUMENTS = ("shell", "pancake"), 32, 96
+TIMES = 3
+FIXED_POINT_DOCUMENTS = 32
+FIXED_POINT = {
+    "shell": ("huginn-tiny", "level", 4, 96),
+    "pancake": ("huginn-tiny", "level", 4, 96),
+    "docs": ("huginn-tiny-text", "class", 1, 40),
+}
+"""Benchmark -> model, its subsets, sequences of a document, documents for the routers."""
 ROUTERS = (*(("linear", label) for label in LABELS), ("mlp", "saturated"))
 
 
 def self_transformer() -> dict[str, Any]:
-    """Fixed point against one evaluation, on self-tiny: accuracy, iterations by difficulty, and the sweep over eps."""
+    """Fixed point against one evaluation: accuracy, iterations by difficulty, and the sweep over eps; two tasks."""
+    return _roots() | {"expressions": _expressions()}
+
+
+def _expressions() -> dict[str, Any]:
+    """Nested expressions: the fixed point against the control trained for one iteration."""
+    benchmark = catalog.find_benchmark("expressions")
+    sequences = [s for document in benchmark.sample(SELF_DOCUMENTS, 0) for s in benchmark.sequences(document)]
+    ran = {}
+    for name in ("self-expressions", "self-expressions-once"):
+        model = find_model_source(name).load()
+        depth = np.full((1, 1, len(model.spec.loops)), float(model.spec.mean_recurrence))
+        ran[name] = execute_stacked(model, sequences, GivenDepth(), depth, max_steps=model.spec.mean_recurrence)
+    fixed, once = ran.values()
+    _, document = np.unique(fixed.document, return_inverse=True)
+    own, control = fixed.correct[0].astype(float), once.correct[0].astype(float)
+    level = np.concatenate([s.codes["level"] for s in sequences])[scored_positions(sequences)]
+    found = {}
+    for code, name in enumerate(("all", *benchmark.subset_names["level"]), -1):
+        rows = (level == code) | (code < 0)
+        count = np.bincount(document[rows], minlength=document.max() + 1)
+        both = [np.bincount(document[rows], values[rows], minlength=len(count)) for values in (own, control)]
+        delta, low, high = paired_difference(both[0], both[1], count)
+        accuracy = {"own": float(own[rows].mean()), "other": float(control[rows].mean())}
+        found[name] = {"gain": delta, "low": low, "high": high} | accuracy
+    return {"depth": int(fixed.steps[0, 0, 0]), "against_trained_for_once": found}
+
+
+def _roots() -> dict[str, Any]:
     benchmark = catalog.find_benchmark("roots")
     fixed, once = (_traced(name, benchmark, steps) for name, steps in (("self-tiny", SELF_STEPS), ("self-tiny-once", 1)))
     correct, difficulty = fixed["correct"].astype(float), fixed["code/level"]
@@ -183,21 +217,21 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def fixed_point() -> dict[str, Any]:
-    """Per-token fixed points on huginn-tiny: convergence, loss to 4x the trained depth, equal-quality depths, routers."""
-    return {name: _fixed_point(name) for name in FIXED_POINT_TASKS}
+    """Per-token fixed points: convergence, loss to 4x the trained depth, equal-quality depths, routers; tasks and text."""
+    return {name: _fixed_point(name, *asked) for name, asked in FIXED_POINT.items()}
 
 
-def _fixed_point(name: str) -> dict[str, Any]:
-    source, benchmark = find_model_source("huginn-tiny"), catalog.find_benchmark(name)
+def _fixed_point(name: str, model_name: str, family: str, each: int, router_documents: int) -> dict[str, Any]:
+    source = find_model_source(model_name)
     model = source.load()
-    mean = model.spec.mean_recurrence
-    sequences = [s for document in benchmark.sample(FIXED_POINT_DOCUMENTS, 0) for s in benchmark.sequences(document)]
+    mean, benchmark = model.spec.mean_recurrence, source.benchmark(name, model.spec)
+    sequences = [s for document in benchmark.sample(FIXED_POINT_DOCUMENTS, 0) for s in benchmark.sequences(document)[:each]]
     shard = trace(model, sequences, TracePlan(("kl", "latent-diff"), 4 * mean, 0))
     _, document = np.unique(shard["document"], return_inverse=True)
     loss = np.stack([np.bincount(document, by_row) for by_row in shard["loss"].astype(float).T])
     value, low, high = mean_interval(loss, np.bincount(document), bounded=False)
     converged = exits_at(running_extremum(shard["score/kl"], Rule("kl", "below")), 1e-3)
-    levels, difficulty = benchmark.subset_names["level"], shard["code/level"]
+    levels, difficulty = benchmark.subset_names[family], shard[f"code/{family}"]
     recipes = [RouterRecipe(kind, label, batch=1024) for kind, label in ROUTERS]
     return {
         "kl_median": _by_step(shard["score/kl"], 0.5),
@@ -211,7 +245,7 @@ def _fixed_point(name: str) -> dict[str, Any]:
             levels[code]: float(np.median(converged[difficulty == code])) for code in np.unique(difficulty).tolist()
         },
         "moving_at_trained_depth": float((shard["score/kl"][:, mean - 1] >= 1e-3).mean()),
-        "equal_quality": train_router(source, name, recipes, None, documents=ROUTER_DOCUMENTS, max_steps=2 * mean),
+        "equal_quality": train_router(source, name, recipes, None, documents=router_documents, max_steps=2 * mean),
     }
 
 

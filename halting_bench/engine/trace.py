@@ -46,6 +46,8 @@ def trace(model: RecurrentModel, sequences: list[Sequence], plan: TracePlan) -> 
     Rows come out in the order of `sequences`, whatever the batching. One-loop models only: with several loops an exit
     in the first changes what the next one sees, and such rows are executed instead.
     """
+    if len(model.spec.loops) != 1:
+        raise ValueError(f"a {model.spec.family} model of {len(model.spec.loops)} loops cannot be traced: execute its points")
     longest = max((len(s.tokens) for s in sequences), default=0)
     if longest > model.spec.max_length:
         raise UserError(f"a sequence has {longest} tokens, the model holds {model.spec.max_length}: choose another benchmark")

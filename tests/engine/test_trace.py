@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from runtime_models import TwoLoops, texts
 from toy_traces import SEED, STEPS, between_scores, free_signal, live, plan, sequences, signals, toy, whole_trace
 
 from halting_bench.architectures.attention import AttentionContext
@@ -251,3 +252,8 @@ def test_a_policy_that_raises_drops_out_with_its_error_and_the_rest_goes_on(poli
     assert shard["error/bad"].tobytes().decode().startswith(error)
     assert "exit/bad" not in shard
     assert_same({k: v for k, v in shard.items() if k != "error/bad"}, small(sequences(), opaque={"good": good}))
+
+
+def test_a_model_of_several_loops_is_not_traced_as_if_it_had_one() -> None:
+    with pytest.raises(ValueError, match="of 2 loops cannot be traced"):
+        trace(TwoLoops(), texts(2), TracePlan((), 4, 0))
