@@ -38,6 +38,7 @@ seen.overflow = document.documentElement.scrollWidth > document.documentElement.
 seen.marks = count();
 document.getElementById("none").click(); seen.none = count();
 document.getElementById("all").click(); seen.all = count();
+seen.hollow = document.querySelectorAll('#pareto .mark[fill="var(--panel)"]').length;
 const box = document.querySelector('#policies input[value="latent-diff"]'); box.click(); seen.without = count();
 box.click();
 seen.linear = ticks(); tick("log-x"); seen.log = ticks(); tick("log-x");
@@ -130,6 +131,21 @@ def test_policies_can_be_shown_and_hidden(seen):
     assert seen["none"] == 0
     assert seen["marks"] < seen["all"]
     assert 0 < seen["without"] < seen["all"]
+
+
+def test_what_was_acted_out_is_hollow_and_what_was_replayed_is_filled(seen, page):
+    points = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])["pairs"][0]["points"]
+    assert 0 < seen["hollow"] == points["evidence"].count("executed") < seen["all"]
+
+
+def test_a_footnote_of_several_summaries_stands_once(reported):
+    twice = {
+        name: pd.concat([frame, frame.replace("huginn-tiny", "another")], ignore_index=True)
+        for name, frame in (("points", reported.points), ("iso", reported.iso))
+    }
+    page = report_page(replace(reported, **twice, texts=pd.DataFrame(), latency=pd.DataFrame()))
+    assert page.count("the best halting policy on each benchmark</caption>") == 2
+    assert page.count('<p class="note">Best policy') == 1
 
 
 def test_the_axes_switch_to_logarithms_and_to_other_costs(seen):
