@@ -20,14 +20,14 @@ from halting_bench.details import (
 from halting_bench.engine.controls import fixed_exits, oracle_exits, saturation_exits
 from halting_bench.engine.points import ExitSource, TracedUnit
 from halting_bench.engine.replay import running_extremum, signed_threshold, tally_exits, tally_thresholds
-from halting_bench.executed_sweep import Setting, sweep_executed
+from halting_bench.executed_sweep import Setting, executed_cells
 from halting_bench.jobs import Job, Plan
 from halting_bench.named import is_named
 from halting_bench.plan import PolicyPlan
 from halting_bench.records import POINT_COLUMNS
 from halting_bench.sample_text import text_frame
-from halting_bench.store import RunDirectory, write_frame
-from halting_bench.unit import Advance, Unit, read_curves
+from halting_bench.store import RunDirectory
+from halting_bench.unit import Advance, Unit, keep_cells, read_curves
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,12 +83,10 @@ def executed_frames(
     """The frames of a unit whose every point is executed: several loops, or an encoder. There is no oracle."""
     import pandas as pd
 
-    path = run.part("cells", unit.key, "executed.parquet")
-    if not path.exists():
-        setting = Setting(unit.max_steps, unit.calibration(), unit.seed, plan.config.kv_mode)
-        found = sweep_executed(model, job.benchmark, list(unit.documents), unit.plans, setting, draw=unit.draw, advance=advance)
-        write_frame(path, found)
-    rows = pd.read_parquet(path).assign(**_identity(unit), **_metric(job))
+    setting = Setting(unit.max_steps, unit.calibration(), unit.seed, plan.config.kv_mode)
+    cells = executed_cells(model, job.benchmark, list(unit.documents), unit.plans, setting, draw=unit.draw)
+    rows = pd.concat(keep_cells(run, unit, cells, advance), ignore_index=True)
+    rows = rows.assign(evidence="executed", **_identity(unit), **_metric(job))
     whole = rows[rows["subset"].isna() | (rows["subset"] == "all")].assign(subset="all")
     mark_iso(whole, job.benchmark.metric)
     whole["distinct"] = (whole["status"] == "ok") & ~whole.duplicated(["split", "fingerprint"])

@@ -51,9 +51,24 @@ def sweep_executed(
     setting: Setting,
     *,
     draw: Callable[[list[Sequence]], list[Sequence]] = list,
-    advance: Callable[[], None] = lambda: None,
 ) -> "pd.DataFrame":
-    """Rows of both splits for uniform depths, every policy that applies, and the random control of each point.
+    """The rows of all of `executed_cells`."""
+    import pandas as pd
+
+    cells = executed_cells(model, benchmark, documents, plans, setting, draw=draw)
+    return pd.concat([make() for _, make in cells], ignore_index=True)
+
+
+def executed_cells(
+    model: RecurrentModel,
+    benchmark: Benchmark,
+    documents: list[int],
+    plans: tuple[PolicyPlan, ...],
+    setting: Setting,
+    *,
+    draw: Callable[[list[Sequence]], list[Sequence]] = list,
+) -> Iterator[tuple[str, Callable[[], "pd.DataFrame"]]]:
+    """Uniform depths and every policy, by name, with what makes its rows: of both splits, its points and their random controls.
 
     Args:
         model: of any family whose rows can be packed.
@@ -62,21 +77,16 @@ def sweep_executed(
         plans: policies resolved against the model.
         setting: how they are run.
         draw: which of a document's sequences are used.
-        advance: called after each policy.
 
-    Returns:
+    Yields:
         The columns of `tabulation.point_rows`, with `evidence` executed, `depth_per_loop`, and the loops' thresholds in
         `params`; `threshold` is that of the first loop. Subsets have rows on the test documents.
     """
-    import pandas as pd
-
     sequences = [s for document in documents for s in draw(benchmark.sequences(document))]
     rows = _Rows(model, benchmark, list(documents), sequences, setting)
-    frames = [rows.uniform_rows()]
+    yield "fixed", rows.uniform_rows
     for plan in plans:
-        frames.append(rows.policy_rows(plan))
-        advance()
-    return pd.concat(frames, ignore_index=True)
+        yield plan.recipe.name, lambda plan=plan: rows.policy_rows(plan)  # type: ignore[misc]
 
 
 class _Rows:
@@ -97,7 +107,6 @@ class _Rows:
         self.codes = {f: np.concatenate([s.codes[f] for s in sequences])[scored] for f in benchmark.subset_names}
         self.depths = np.repeat(np.arange(1.0, setting.max_steps + 1)[:, None], self.loops, axis=1)
         self.uniform_run = self._run(GivenDepth(), self.depths[:, None])
-        self.uniform = self._by_document(self._outcome(self.uniform_run))
 
     def uniform_rows(self) -> "pd.DataFrame":
         """Every loop at the same depth, 1..R."""

@@ -4,7 +4,7 @@ Every part lands in its own file, whole or not at all, so an interrupted sweep g
 """
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -110,14 +110,27 @@ _STAGES = {"embed": "embed", "step": "step/0", "readout": "readout"}
 def run_cells(
     run: RunDirectory, unit: Unit, traced: TracedUnit, chooser: TracedUnit | None, advance: Advance
 ) -> list["pd.DataFrame"]:
-    """Rows of the controls and of every policy, from disk where they are there already.
+    """Rows of the controls and of every policy of a traced unit; see `keep_cells`."""
+    return keep_cells(run, unit, _cells(run, unit, traced, chooser), advance)
+
+
+def keep_cells(
+    run: RunDirectory, unit: Unit, cells: Iterable[tuple[str, Callable[[], "pd.DataFrame"]]], advance: Advance
+) -> list["pd.DataFrame"]:
+    """The rows of every cell, from disk where they are there already.
 
     A policy that fails becomes a row that says so; it is tried again by the next run of the same command.
+
+    Args:
+        run: where they are kept.
+        unit: whose cells they are.
+        cells: (name, what makes its rows).
+        advance: called after each.
     """
     import pandas as pd
 
     frames = []
-    for name, make in _cells(run, unit, traced, chooser):
+    for name, make in cells:
         path = run.part("cells", unit.key, f"{name}.parquet")
         if path.exists():
             frames.append(pd.read_parquet(path))

@@ -1,0 +1,51 @@
+"""Sweeps whose every point is acted out: an encoder, a model of three loops."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from toy_sweeps import assert_same_points
+
+from halting_bench import load_run, sweep
+from halting_bench.reporting.tables import summary_tables
+from halting_bench.sweep_config import SweepConfig
+
+POLICIES = ("latent-diff", "entropy", "gate-cdf")
+TASK = {"self-tiny": "roots", "two-scale-tiny": "shell"}
+
+
+def config(model: str) -> SweepConfig:
+    return SweepConfig(models=(model,), benchmarks=(TASK[model],), policies=POLICIES, limit=4, max_steps=8, plots=False)
+
+
+@pytest.fixture(scope="module", params=TASK)
+def swept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp("executed") / "run"
+    return request.param, sweep(config(request.param), out=folder)
+
+
+def test_every_row_was_executed_and_the_tables_say_so(swept: tuple[str, Path]) -> None:
+    _, folder = swept
+    run = load_run(folder)
+    assert set(run.points["evidence"]) == {"executed"}
+    assert set(run.points["policy"]) == {"fixed", *POLICIES, "random@latent-diff", "random@entropy"}
+    (refused,) = run.points.loc[run.points["policy"] == "gate-cdf", "error"]
+    assert refused == "the model has no halting gate"
+    names = [table.name.partition("-")[0] for table in summary_tables(run)]
+    assert {"summary", "acted", "iso", "front", "costs", "levels"} <= set(names)
+
+
+def test_a_finished_policy_is_not_run_again_and_a_missing_one_comes_back_the_same(swept: tuple[str, Path]) -> None:
+    model, folder = swept
+    before = load_run(folder).points
+    (cells,) = (folder / "cells" / model).glob("*/0")
+    kept, lost = cells / "entropy.parquet", cells / "latent-diff.parquet"
+    told = pd.read_parquet(kept).assign(quality_full_depth=0.123)
+    told.to_parquet(kept)  # were it run again, this mark would go
+    lost.unlink()
+    (folder / "points.parquet").unlink()
+    sweep(config(model), out=folder)
+    after = load_run(folder).points
+    marked = after["policy"].isin(["entropy", "random@entropy"])
+    assert set(after.loc[marked, "quality_full_depth"]) == {0.123}
+    assert_same_points(after[~marked], before[~before["policy"].isin(["entropy", "random@entropy"])])
