@@ -19,7 +19,8 @@ import json, resource, sys, time
 start = time.perf_counter()
 from perf.decide_scale import {what}
 {what}(sys.argv[1])
-print(json.dumps([time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
+memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(json.dumps([time.perf_counter() - start, time.process_time(), memory]))
 """
 
 
@@ -133,9 +134,10 @@ def measurements() -> list[dict]:
             write_run(Path(scratch) / name, seed)
         for what in ("compare", "gate"):
             argv = [sys.executable, "-c", _CHILD.format(what=what), scratch]
-            seconds, megabytes = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+            seconds, cpu, megabytes = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
             size = f"{what} of two runs with {DOCUMENTS:,} documents"
             rows.append(figure(size, seconds, "s", "<= 5", COMMAND))
+            rows.append(figure(f"CPU time of {size}", cpu, "s", None, COMMAND))
             rows.append(figure(f"{size}, peak memory", megabytes, "MB", "<= 1000", COMMAND))
     return rows
 
