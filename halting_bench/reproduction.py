@@ -25,6 +25,7 @@ from halting_bench.executed_sweep import Setting, sweep_executed
 from halting_bench.halting.policy import HaltingPolicy
 from halting_bench.halting.routers import LABELS
 from halting_bench.plan import build_policy, plan_policy
+from halting_bench.records import Metric
 from halting_bench.sources import find_model_source
 from halting_bench.training.router_run import train_router
 from halting_bench.training.routers import RouterRecipe
@@ -181,7 +182,7 @@ def _two_scale(name: str, task: str, count: int, each: int) -> dict[str, Any]:
         "uniform": [timed(GivenDepth(), row) for _, row in shown[shown["policy"] == "fixed"].iterrows()],
         "points": points,
         "random": [_figures(row) for _, row in shown[shown["policy"].str.startswith("random@")].iterrows()],
-        "equal_quality": {rule: _iso(rows, rule) for rule in ("fixed", *TWO_SCALE_RULES)},
+        "equal_quality": {rule: _iso(rows, rule, benchmark.metric) for rule in ("fixed", *TWO_SCALE_RULES)},
         "diagnosis": found,
     }
 
@@ -191,10 +192,11 @@ def _figures(row: Any) -> dict[str, Any]:
     return {name: row[name] for name in (*names, "delta_uniform_hi", "depth_per_loop", "never_fired_fraction")}
 
 
-def _iso(rows: Any, rule: str) -> dict[str, Any] | None:
+def _iso(rows: Any, rule: str, metric: Metric) -> dict[str, Any] | None:
     """The shallowest point that keeps full-depth quality on the calibration documents, with its test figures."""
     known = rows[rows["policy"] == rule]
-    chosen = known[(known["split"] == "calibration") & (known["quality"] >= known["quality_full_depth"] - 0.002)]
+    lost = (known["quality_full_depth"] - known["quality"]) * np.where(metric.higher_is_better, 1.0, -1.0)
+    chosen = known[(known["split"] == "calibration") & (lost <= metric.tolerance)]
     if chosen.empty:
         return None
     best = chosen.sort_values("mean_depth").iloc[0]

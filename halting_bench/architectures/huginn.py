@@ -66,19 +66,18 @@ class Attention(nn.Module):
     def project(self, x: Tensor, rotary: Angles) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [*, H, E], rotated keys and values [*, G, E] of a layer's input."""
         queries, keys = self.shape.heads, self.shape.kv_heads
-        heads = self.Wqkv(x)
-        heads = heads.view(*x.shape[:-1], -1, self.shape.head_width)
-        qk, v = heads.narrow(-2, 0, queries + keys), heads.narrow(-2, queries + keys, keys)
+        heads = F.linear(x, self.Wqkv.weight).view(*x.shape[:-1], -1, self.shape.head_width)
+        qk, v = torch.split_with_sizes(heads, (queries + keys, keys), dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = (part.flatten(-2) for part in qk.split((queries, keys), dim=-2))
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=-1).view_as(qk)
         if self.qk_bias is not None:
             qk = qk + self.qk_bias.view(-1, self.shape.head_width)
-        qk = self.rotate(qk, *rotary)
-        return qk.narrow(-2, 0, queries), qk.narrow(-2, queries, keys), v
+        q, k = torch.split_with_sizes(self.rotate(qk, *rotary), (queries, keys), dim=-2)
+        return q, k, v
 
     def forward(self, x: Tensor, rotary: Angles, layer: int, context: AttentionContext) -> Tensor:
-        return self.proj(context.attend(layer, *self.project(x, rotary)).flatten(-2))
+        return F.linear(context.attend(layer, *self.project(x, rotary)).flatten(-2), self.proj.weight)
 
 
 class GatedMLP(nn.Module):
@@ -88,8 +87,8 @@ class GatedMLP(nn.Module):
         self.proj = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.fc(x).chunk(2, dim=-1)
-        return self.proj(F.silu(gate) * up)
+        gate, up = F.linear(x, self.fc.weight).chunk(2, dim=-1)
+        return F.linear(F.silu(gate) * up, self.proj.weight)
 
 
 class SandwichBlock(nn.Module):
@@ -103,8 +102,8 @@ class SandwichBlock(nn.Module):
         self.mlp = GatedMLP(shape.width, shape.hidden)
 
     def forward(self, x: Tensor, rotary: Angles, layer: int, context: AttentionContext) -> Tensor:
-        x = self.norm_2(self.attn(self.norm_1(x), rotary, layer, context) + x)
-        return self.norm_4(self.mlp(self.norm_3(x)) + x)
+        x = self.norm_2.forward(self.attn.forward(self.norm_1.forward(x), rotary, layer, context) + x)
+        return self.norm_4.forward(self.mlp.forward(self.norm_3.forward(x)) + x)
 
 
 class PreNormBlock(nn.Module):
@@ -117,8 +116,8 @@ class PreNormBlock(nn.Module):
         self.mlp = GatedMLP(shape.width, shape.hidden)
 
     def forward(self, x: Tensor, rotary: Angles, layer: int, context: AttentionContext) -> Tensor:
-        x = self.attn(self.norm_1(x), rotary, layer, context) + x
-        return self.mlp(self.norm_2(x)) + x
+        x = self.attn.forward(self.norm_1.forward(x), rotary, layer, context) + x
+        return self.mlp.forward(self.norm_2.forward(x)) + x
 
 
 class PostNormBlock(nn.Module):
@@ -131,8 +130,8 @@ class PostNormBlock(nn.Module):
         self.mlp = GatedMLP(shape.width, shape.hidden)
 
     def forward(self, x: Tensor, rotary: Angles, layer: int, context: AttentionContext) -> Tensor:
-        x = self.norm_1(self.attn(x, rotary, layer, context)) + x
-        return self.norm_2(self.mlp(x)) + x
+        x = self.norm_1.forward(self.attn.forward(x, rotary, layer, context)) + x
+        return self.norm_2.forward(self.mlp.forward(x)) + x
 
 
 BLOCKS: dict[str, type[nn.Module]] = {"sandwich": SandwichBlock, "pre-norm": PreNormBlock, "post-norm": PostNormBlock}
@@ -230,7 +229,7 @@ class Huginn(RecurrentModel):
     def _blocks(self, stage: str, first: int, x: Tensor, context: AttentionContext) -> Tensor:
         rotary = self.rotary(context)
         for offset, block in enumerate(cast(nn.ModuleList, self.transformer[stage])):
-            x = block(x, rotary, first + offset, context)
+            x = block.forward(x, rotary, first + offset, context)
         return x
 
     def embed(self, tokens: Tensor, context: AttentionContext) -> Tensor:
