@@ -123,15 +123,22 @@ def targets(run: Run, plan: Plan, named: tuple[str, ...]) -> list[Target]:
         unique = {point.key: point for point in points}
         found.append(Target(job, unit, tuple(unique.values())))
     if not any(target.points for target in found):
-        raise UserError(f"{run.path} has no replayed points on a front: name some with --point POLICY@THRESHOLD")
+        raise UserError(
+            f"{run.path} has no front points that one threshold names: name some with --point POLICY@THRESHOLD"
+        )
     return found
 
 
 def unit_points(run: Run, unit: Unit) -> "pd.DataFrame":
-    """The replayed points of one unit that ran, both splits."""
+    """The points of one unit that ran, both splits: replayed ones, or where nothing was replayed, those that executed.
+
+    Of executed points those with one threshold for all loops: the threshold names them.
+    """
     points = run.points
     own = (points["model"] == unit.model_name) & (points["benchmark"] == unit.benchmark_name) & (points["seed"] == unit.seed)
-    return points[own & (points["subset"] == "all") & (points["evidence"] == "replayed") & (points["status"] == "ok")]
+    ran = points[own & (points["subset"] == "all") & (points["status"] == "ok")]
+    replayed = ran[ran["evidence"] == "replayed"]
+    return replayed if len(replayed) else ran[~ran["params"].str.contains('"thresholds"', regex=False)]
 
 
 def parse_point(text: str) -> tuple[str, float]:

@@ -1,5 +1,6 @@
 """Sweeps whose every point is acted out: an encoder, a model of three loops."""
 
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -7,8 +8,11 @@ import pytest
 from toy_sweeps import assert_same_points
 
 from halting_bench import load_run, sweep
+from halting_bench.latency import time_run
+from halting_bench.latency_plan import LatencyRequest
 from halting_bench.reporting.tables import summary_tables
 from halting_bench.sweep_config import SweepConfig
+from halting_bench.timing.protocol import Protocol
 
 POLICIES = ("latent-diff", "entropy", "gate-cdf")
 TASK = {"self-tiny": "roots", "two-scale-tiny": "shell"}
@@ -49,3 +53,19 @@ def test_a_finished_policy_is_not_run_again_and_a_missing_one_comes_back_the_sam
     marked = after["policy"].isin(["entropy", "random@entropy"])
     assert set(after.loc[marked, "quality_full_depth"]) == {0.123}
     assert_same_points(after[~marked], before[~before["policy"].isin(["entropy", "random@entropy"])])
+
+
+def test_points_that_one_threshold_names_are_timed(swept: tuple[str, Path], tmp_path: Path) -> None:
+    model, folder = swept
+    copy = Path(shutil.copytree(folder, tmp_path / "run"))
+    quick = Protocol(min_runs=6, min_time_s=0.0, warm_ups=1)
+    request = LatencyRequest(("latent-diff@0.3",), batch_rows=(2,), length=8, new_tokens=3, protocol=quick, time_budget_s=1e6)
+    timed = time_run(copy, request).latency
+    assert set(timed["phase"]) == ({"prefill"} if model == "self-tiny" else {"prefill", "decode"})
+    mine = timed[(timed["policy"] == "latent-diff") & (timed["threshold"] == 0.3)]
+    assert (mine["status"] == "ok").all()
+    assert (mine["latency_ms_per_token"] > 0).all()
+    points = load_run(copy).points
+    several = points[points["params"].str.contains("thresholds", na=False) & (points["policy"] != "fixed")]
+    assert (model == "two-scale-tiny") == bool(len(several))  # its quantiles differ by loop: no one threshold names them
+    assert not set(timed.loc[timed["policy"] == "latent-diff", "threshold"]) & set(several["threshold"])
