@@ -123,9 +123,7 @@ def targets(run: Run, plan: Plan, named: tuple[str, ...]) -> list[Target]:
         unique = {point.key: point for point in points}
         found.append(Target(job, unit, tuple(unique.values())))
     if not any(target.points for target in found):
-        raise UserError(
-            f"{run.path} has no front points that one threshold names: name some with --point POLICY@THRESHOLD"
-        )
+        raise UserError(f"{run.path} has no front points that one threshold names: name some with --point POLICY@THRESHOLD")
     return found
 
 
