@@ -37,10 +37,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return load_run(sweep(config, out=folder / "run"))
 
 
-@pytest.mark.parametrize("benchmark", list(EVIDENCE))
-def test_what_is_compared_is_what_the_points_say(run: Run, benchmark: str) -> None:
-    evidence = EVIDENCE[benchmark]
-    aligned = pair(run, run, "toy", "toy", benchmark, evidence)
+@pytest.mark.parametrize("task", list(EVIDENCE))
+def test_what_is_compared_is_what_the_points_say(run: Run, task: str) -> None:
+    evidence = EVIDENCE[task]
+    aligned = pair(run, run, "toy", "toy", task, evidence)
     rows = aligned.base.points.query(f"evidence == '{evidence}'").set_index(["policy", "threshold"])
     assert {point.policy for point in aligned.base.selected} >= {"fixed", "latent-diff"}
     for place, point in enumerate(aligned.base.selected):
@@ -62,15 +62,15 @@ def test_tokens_that_points_make_themselves_are_each_points_own() -> None:
     np.testing.assert_array_equal(quality, 1.0)
 
 
-@pytest.mark.parametrize("benchmark", list(EVIDENCE))
-def test_a_run_against_itself_never_fails_a_gate(run: Run, benchmark: str) -> None:
-    depth = {"policy": "latent-diff", "benchmark": benchmark, "evidence": EVIDENCE[benchmark]}
+@pytest.mark.parametrize("task", list(EVIDENCE))
+def test_a_run_against_itself_never_fails_a_gate(run: Run, task: str) -> None:
+    depth = {"policy": "latent-diff", "benchmark": task, "evidence": EVIDENCE[task]}
     asked = [{"quantity": "quality", "margin": 0.1, **depth}, {"quantity": "flops", "margin": "1%", **depth}]
     judged = gate(run, run, GateRules.model_validate({"rules": asked}))
     assert {each.verdict for each in judged} == {Verdict.PASS}
     assert all(each.difference.value == 0 for each in judged)
     _, *tables = comparison_tables([run, run])
-    (table,) = (each for each in tables if each.title.startswith(f"toy on {benchmark}"))
+    (table,) = (each for each in tables if each.title.startswith(f"toy on {task}"))
     assert {row.cells[0] for row in table.rows} == {"fixed", "latent-diff", "entropy"}
 
 
@@ -81,12 +81,12 @@ def test_a_rule_that_asks_for_a_replay_of_made_text_says_what_to_ask_for(run: Ru
     assert "ask for evidence executed" in judged.reason
 
 
-@pytest.mark.parametrize("benchmark", list(EVIDENCE))
-def test_calibration_reads_test_figures_of_the_kept_points(run: Run, benchmark: str) -> None:
+@pytest.mark.parametrize("task", list(EVIDENCE))
+def test_calibration_reads_test_figures_of_the_kept_points(run: Run, task: str) -> None:
     frame = calibrate(run, 0.9, 0.1, bound=1.0)
-    own = frame[(frame["benchmark"] == benchmark) & (frame["evidence"] == EVIDENCE[benchmark])].set_index("policy")
-    points = run.points[(run.points["benchmark"] == benchmark) & (run.points["subset"] == "all")]
-    points = points[(points["split"] == "test") & (points["evidence"] == EVIDENCE[benchmark])]
+    own = frame[(frame["benchmark"] == task) & (frame["evidence"] == EVIDENCE[task])].set_index("policy")
+    points = run.points[(run.points["benchmark"] == task) & (run.points["subset"] == "all")]
+    points = points[(points["split"] == "test") & (points["evidence"] == EVIDENCE[task])]
     points = points.set_index(["policy", "threshold"])
     assert own.loc["fixed", "status"] == "certified"
     for policy, row in own[own["status"] == "certified"].iterrows():
