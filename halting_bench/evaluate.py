@@ -22,7 +22,7 @@ from halting_bench.errors import UserError
 from halting_bench.halting.policies import FixedDepth
 from halting_bench.halting.policy import HaltingPolicy
 from halting_bench.plan import build_policy, plan_policy
-from halting_bench.sources import ModelSource, find_model_source
+from halting_bench.sources import find_model_source
 from halting_bench.store import write_bytes
 from halting_bench.timing.environment import stamp
 
@@ -65,7 +65,8 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
     model = source.load(dtype=getattr(torch, request.dtype), device=request.device)
     tokenizer = source.tokenizer(model.spec.vocab_size)
     check_model(model, tokenizer)
-    point = operating_point(request, model, source.hash())
+    model_hash = source.hash()  # reads all weights
+    point = operating_point(request, model, model_hash)
     suite = Suite(
         request.tasks,
         include_path=request.include_path,
@@ -79,7 +80,7 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
     check_finite(results)
     return (
         results
-        | _about(request, source, model.spec, point, answered, started)
+        | _about(request, source.name, model_hash, model.spec, point, answered, started)
         | {
             "max_length": point.max_length,
             "eot_token_id": tokenizer.end,
@@ -122,7 +123,7 @@ def _policy(request: EvalRequest, spec: ModelSpec, steps: int, model_hash: str) 
 
 
 def _about(
-    request: EvalRequest, source: ModelSource, spec: ModelSpec, point: Point, answered: Answered, started: float
+    request: EvalRequest, name: str, model_hash: str, spec: ModelSpec, point: Point, answered: Answered, started: float
 ) -> dict[str, Any]:
     """What lm-eval adds to its results, and ours."""
     arguments = {
@@ -137,7 +138,7 @@ def _about(
     return {
         "config": {
             "model": "halting-bench",
-            "model_args": {"model": source.name, **arguments},
+            "model_args": {"model": name, **arguments},
             "model_dtype": request.dtype,
             "batch_size": request.batch_rows,
             "device": request.device,
@@ -147,11 +148,11 @@ def _about(
         },
         "date": started,
         "model_source": "halting-bench",
-        "model_name": source.name,
-        "model_name_sanitized": sanitized(source.name),
+        "model_name": name,
+        "model_name_sanitized": sanitized(name),
         "halting_bench": {
             **arguments,
-            "model_hash": source.hash(),
+            "model_hash": model_hash,
             "evidence": "executed",
             "mean_recurrence": spec.mean_recurrence,
             "tasks": answered.summary(),

@@ -43,22 +43,6 @@ class Setting:
     batch_rows: int = 8192
 
 
-def sweep_executed(
-    model: RecurrentModel,
-    benchmark: Benchmark,
-    documents: list[int],
-    plans: tuple[PolicyPlan, ...],
-    setting: Setting,
-    *,
-    draw: Callable[[list[Sequence]], list[Sequence]] = list,
-) -> "pd.DataFrame":
-    """The rows of all of `executed_cells`."""
-    import pandas as pd
-
-    cells = executed_cells(model, benchmark, documents, plans, setting, draw=draw)
-    return pd.concat([make() for _, make in cells], ignore_index=True)
-
-
 def executed_cells(
     model: RecurrentModel,
     benchmark: Benchmark,

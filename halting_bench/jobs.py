@@ -128,7 +128,8 @@ def _plan_job(
         )
     replayable = len(spec.loops) == 1 and spec.causal
     named = named_points(config, model_name, benchmark.name, [recipe.name for recipe in recipes])
-    plans = tuple(plan_policy(with_points(recipe, named), spec, max_steps, source.hash()) for recipe in recipes)
+    model_hash = source.hash()  # reads all weights
+    plans = tuple(plan_policy(with_points(recipe, named), spec, max_steps, model_hash) for recipe in recipes)
     sample = benchmark.default_sample if replayable else benchmark.executed_sample
     limit, each = (sample.documents, sample.sequences) if config.limit == "default" else (config.limit, None)
     units = []
@@ -156,7 +157,7 @@ def _plan_job(
                 named=named,
             )
         )
-    return Job(model_name, source, source.hash(), benchmark, digest(benchmark.manifest()), tuple(units), replayable)
+    return Job(model_name, source, model_hash, benchmark, digest(benchmark.manifest()), tuple(units), replayable)
 
 
 def _benchmark(config: SweepConfig, source: ModelSource, model: RecurrentModel, name: str) -> Benchmark:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from halting_bench.architectures.base import ModelSpec
@@ -64,7 +65,8 @@ def plan_policy(recipe: PolicyRecipe, spec: ModelSpec, max_steps: int, model_has
     router = load_router(Path(recipe.router)) if recipe.router else None
     if router and router.model_hash != model_hash:
         reason = f"the router was trained on model {router.model_hash}: make one for this model with halting-bench train-router"
-    opaque = tuple((t, build_policy(recipe, t)) for t in recipe.grid.absolute) if recipe.python or router else ()
+    build = partial(RouterPolicy, router) if router else partial(build_policy, recipe)
+    opaque = tuple((t, build(t)) for t in recipe.grid.absolute) if recipe.python or router else ()
     return PolicyPlan(
         recipe=recipe,
         rule=replay_rule(specs[0], recipe) if recipe.signal else None,

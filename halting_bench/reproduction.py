@@ -21,7 +21,7 @@ from halting_bench.diagnosis import diagnose_source
 from halting_bench.engine.multi_loop import GivenDepth, execute_stacked, scored_positions
 from halting_bench.engine.replay import Rule, exits_at, running_extremum
 from halting_bench.engine.trace import TracePlan, trace
-from halting_bench.executed_sweep import Setting, sweep_executed
+from halting_bench.executed_sweep import Setting, executed_cells
 from halting_bench.halting.policy import HaltingPolicy
 from halting_bench.halting.routers import LABELS
 from halting_bench.plan import build_policy, plan_policy
@@ -155,13 +155,16 @@ def two_scale() -> dict[str, Any]:
 
 
 def _two_scale(name: str, task: str, count: int, each: int) -> dict[str, Any]:
+    import pandas as pd
+
     source = find_model_source(name)
     model = source.load()
     spec, benchmark = model.spec, source.benchmark(task, model.spec)
     documents = benchmark.sample(count, 0)
     setting = Setting(max_steps=2 * spec.mean_recurrence, calibration=count // 2)
     plans = tuple(plan_policy(catalog.find_policy(rule), spec, setting.max_steps) for rule in TWO_SCALE_RULES)
-    rows = sweep_executed(model, benchmark, documents, plans, setting, draw=lambda sequences: sequences[:each])
+    cells = executed_cells(model, benchmark, documents, plans, setting, draw=lambda sequences: sequences[:each])
+    rows = pd.concat([make() for _, make in cells], ignore_index=True)
     rows = rows[(rows["subset"] == "all") & (rows["status"] == "ok")]
     shown = rows[rows["split"] == "test"]
     tested = [s for document in documents[setting.calibration :] for s in benchmark.sequences(document)[:each]]

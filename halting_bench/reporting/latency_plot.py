@@ -4,14 +4,12 @@ from typing import TYPE_CHECKING
 
 from halting_bench.reporting.frames import POINT, is_control, of_pair, select
 from halting_bench.reporting.panels import Margin, figure_of, key_below, log_ticks
-from halting_bench.reporting.style import COLOURS, MARKERS, UNIFORM
+from halting_bench.reporting.style import COLOURS, MARKERS, UNIFORM_LINE
 from halting_bench.reporting.text import metric_label
 from halting_bench.store import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_UNIFORM = {"color": UNIFORM, "linewidth": 1.0, "marker": ".", "markersize": 3}
 
 
 def quality_against_latency(run: Run, model: str, benchmark: str) -> "Figure | None":
@@ -47,7 +45,7 @@ def quality_against_latency(run: Run, model: str, benchmark: str) -> "Figure | N
         axes.set_axis_off()
     for axes, ((rows, phase, mode, device), own) in zip(grid.flat, settings, strict=False):
         uniform = own[own["policy"] == "fixed"].sort_values("latency_ms_per_token")
-        axes.plot(uniform["latency_ms_per_token"], uniform["quality"], **_UNIFORM)
+        axes.plot(uniform["latency_ms_per_token"], uniform["quality"], **UNIFORM_LINE)
         for policy, style in look.items():
             one = own[own["policy"] == policy]
             low, high = one["latency_ms_per_token"] - one["p10"], one["p90"] - one["latency_ms_per_token"]
@@ -57,5 +55,5 @@ def quality_against_latency(run: Run, model: str, benchmark: str) -> "Figure | N
         axes.tick_params(labelbottom=True, labelleft=True)
         log_ticks(axes.xaxis)
         axes.xaxis.set_major_formatter("{x:g}")
-    key_below(figure, {"uniform depth": _UNIFORM} | look)
+    key_below(figure, {"uniform depth": UNIFORM_LINE} | look)
     return figure

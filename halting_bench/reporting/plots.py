@@ -23,7 +23,7 @@ from halting_bench.reporting.panels import (
     panels_by_group,
     step_axis,
 )
-from halting_bench.reporting.style import DPI, ORACLE, RC, UNIFORM, Look, looks
+from halting_bench.reporting.style import DPI, ORACLE, RC, UNIFORM, UNIFORM_LINE, Look, looks
 from halting_bench.reporting.text import metric_label, slug
 from halting_bench.store import Run, write_bytes
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 _HEAT_MAPS = 6  # policies whose exits are shown: the oracle and the best
 _STAR: dict[str, Any] = {"marker": "*", "markersize": 7.5, "markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 5}
 _RANDOM: dict[str, Any] = {"linestyle": (0, (3, 2)), "linewidth": 0.6, "alpha": 0.8}
-_UNIFORM: dict[str, Any] = {"color": UNIFORM, "linewidth": 1.0, "marker": ".", "markersize": 3, "zorder": 4}
 _FULL: dict[str, Any] = {"color": ORACLE, "linewidth": 0.8, "linestyle": ":", "zorder": 1}
 _ORACLE: dict[str, Any] = {"color": ORACLE, "linewidth": 1.0, "linestyle": "-."}
 
@@ -116,14 +115,14 @@ def _fronts(
             star = stars[stars["policy"] == policy]
             axes.plot(star[cost], star["quality"], linestyle="", color=style.colour, **_STAR)
         axes.axhline(chosen["full_quality"].max(), **_FULL)
-        axes.plot(uniform[cost], uniform["quality"], **_UNIFORM)
+        axes.plot(uniform[cost], uniform["quality"], **UNIFORM_LINE)
         axes.plot(oracle[cost], oracle["quality"], **_ORACLE)
         axes.set_ylabel(_metric(run, model, benchmark))
         legend_below(axes)
     key_below(
         figure,
         {
-            "uniform depth": _UNIFORM,
+            "uniform depth": UNIFORM_LINE,
             "loss oracle": _ORACLE,
             "full depth": _FULL,
             "random exits": {"color": UNIFORM, **_RANDOM},

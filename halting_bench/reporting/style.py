@@ -6,6 +6,7 @@ its own colour and marker, the same in every plot of a run.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 WIDTH = 5.5  # inches: the text width of a one-column paper
 DPI = 200
@@ -36,6 +37,7 @@ RC = {
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F5A3C")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 UNIFORM = "#000000"
+UNIFORM_LINE: dict[str, Any] = {"color": UNIFORM, "linewidth": 1.0, "marker": ".", "markersize": 3, "zorder": 4}
 ORACLE = "#8a8a8a"
 
 _GROUPS = {

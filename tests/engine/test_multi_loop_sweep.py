@@ -4,6 +4,7 @@ import itertools
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from runtime_models import VOCAB, TwoLoops
@@ -14,7 +15,7 @@ from halting_bench.catalog import find_policy
 from halting_bench.engine.replay import Rule, exits_at, running_extremum, signed_threshold
 from halting_bench.engine.score import execute
 from halting_bench.executed_grid import depth_thresholds
-from halting_bench.executed_sweep import Setting, sweep_executed
+from halting_bench.executed_sweep import Setting, executed_cells
 from halting_bench.halting.policies import ThresholdPolicy
 from halting_bench.plan import plan_policy
 from halting_bench.records import POINT_COLUMNS, Metric
@@ -53,7 +54,8 @@ class Costly(TwoLoops):
 def swept(*policies: str) -> "tuple":
     model = Costly()
     plans = tuple(plan_policy(find_policy(name), model.spec, STEPS) for name in policies)
-    rows = sweep_executed(model, Random(), Random().sample(6, 0), plans, Setting(max_steps=STEPS, calibration=3))
+    cells = executed_cells(model, Random(), Random().sample(6, 0), plans, Setting(max_steps=STEPS, calibration=3))
+    rows = pd.concat([make() for _, make in cells], ignore_index=True)
     return model, rows
 
 
