@@ -8,7 +8,6 @@ Shapes: B sequences, T positions, D width, V vocabulary.
 
 import contextlib
 import json
-import math
 import os
 import shutil
 import time
@@ -26,7 +25,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from halting_bench.architectures.attention import DenseContext
 from halting_bench.architectures.base import RecurrentModel
 from halting_bench.architectures.huginn import Huginn
 from halting_bench.architectures.self_transformer import SelfTransformer
@@ -38,7 +36,9 @@ from halting_bench.records import digest
 from halting_bench.training import corpus as corpora
 from halting_bench.training.data import Batch, Mixture
 from halting_bench.training.data import Progress as Curriculum
+from halting_bench.training.objective import draw_depth, objective
 from halting_bench.training.recipe import Recipe, load_recipe
+from halting_bench.training.weights import export, initialise
 
 FAMILIES: dict[str, Callable[[dict], RecurrentModel]] = {
     "huginn_raven": Huginn,
@@ -100,42 +100,6 @@ def pick_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def initialise(model: RecurrentModel, seed: int) -> None:
-    """Seeded weights: matrices N(0, 2 / 5D) cut at 3 sigma, those that write to the residual stream scaled down by depth."""
-    generator = torch.Generator().manual_seed(seed)
-    spec = model.spec
-    std = math.sqrt(2 / (5 * spec.width))
-    depth = spec.layers + sum(loop.layers for loop in spec.loops) * (spec.mean_recurrence - 1)
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 2 and "lm_head" not in name:
-            scale = std / math.sqrt(2 * depth) if name.endswith("proj.weight") else std
-            nn.init.trunc_normal_(parameter, std=scale, a=-3 * scale, b=3 * scale, generator=generator)
-
-
-def draw_depth(recipe: Recipe, rng: np.random.Generator) -> int:
-    """Steps of one loop, 1..cap."""
-    depth = recipe.depth
-    if rng.random() < depth.long:
-        return int(rng.integers(round(depth.mean), depth.cap + 1))
-    rate = math.exp(rng.normal(math.log(depth.mean) - depth.sigma**2 / 2, depth.sigma))
-    return min(int(rng.poisson(rate)) + 1, depth.cap)
-
-
-def forward(model: RecurrentModel, tokens: Tensor, noise: Tensor, depths: list[int], backprop: int) -> Tensor:
-    """Logits [B, T, V] after so many steps of each loop, of which the last `backprop` keep their graph. noise: [B, T, D]."""
-    context = DenseContext(tokens.shape[1], causal=model.spec.causal, device=tokens.device)
-    x = model.embed(tokens, context)
-    for loop, depth in enumerate(depths):
-        state = model.begin(loop, x, noise)
-        with torch.no_grad():
-            for _ in range(depth - backprop):
-                state = model.step(loop, state, x, context)
-        for _ in range(min(depth, backprop)):
-            state = model.step(loop, state, x, context)
-        x = model.end(loop, state, context)
-    return model.readout(x, context)
-
-
 class Run:
     """One training run: model, optimizers, data and counters."""
 
@@ -193,10 +157,9 @@ class Run:
             tokens, targets = self._tensors(batch)
             noise = self._noise(tokens.shape, int(rng.integers(2**62)))
             with self._precision():
-                logits = forward(self.model, tokens, noise, depths, recipe.depth.backprop)
-            loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=NOT_SCORED)
+                loss, predicted = objective(self.model, tokens, targets, noise, depths, recipe)
             (loss * float(share)).backward()
-            self.mixture.learn(counters.curriculum, batch, (logits.argmax(-1) == targets).cpu().numpy(), min(depths))
+            self.mixture.learn(counters.curriculum, batch, (predicted == targets).cpu().numpy(), min(depths))
             counters.tokens += tokens.numel()
             total += float(share) * float(loss.detach())
         nn.utils.clip_grad_norm_(self.parameters.values(), recipe.optimizer.clip)
@@ -305,20 +268,3 @@ class Run:
         low = self.recipe.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             yield
-
-
-def export(model: RecurrentModel, recipe: Recipe, out: Path) -> Path:
-    """Writes config.json and model.safetensors in the public layout: public keys and names, a tied head left out."""
-    config = recipe.config | {"model_type": recipe.family, "tokenizer": "bytes", "torch_dtype": recipe.export}
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    dtype = getattr(torch, recipe.export)
-    tied = recipe.config.get("tie_embeddings", True)
-    tensors = {
-        name: parameter.detach().to("cpu", dtype).contiguous()
-        for name, parameter in model.state_dict().items()
-        if not (tied and name == "lm_head.weight")
-    }
-    partial = out / "model.safetensors.partial"
-    save_file(tensors, partial, metadata={"format": "pt"})
-    os.replace(partial, out / "model.safetensors")
-    return out / "model.safetensors"

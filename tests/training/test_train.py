@@ -18,8 +18,9 @@ from halting_bench.architectures.load import load_model
 from halting_bench.errors import UserError
 from halting_bench.training import train as training
 from halting_bench.training.data import Batch, Mixture
+from halting_bench.training.objective import draw_depth, forward
 from halting_bench.training.recipe import Depth, load_recipe
-from halting_bench.training.train import CHECKPOINT, draw_depth, train
+from halting_bench.training.train import CHECKPOINT, train
 
 WIDTH = 16
 SMALL = {
@@ -138,7 +139,7 @@ def test_gradients_reach_every_parameter_in_either_precision(write: Callable[...
         tokens = torch.randint(256, (2, 9))
         noise = torch.randn(2, 9, WIDTH)
         with run._precision():
-            training.forward(run.model, tokens, noise, [5], 2).float().square().sum().backward()
+            forward(run.model, tokens, noise, [5], 2).float().square().sum().backward()
         assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in run.parameters.values())
 
 
@@ -147,7 +148,7 @@ def test_back_propagation_stops_after_the_last_loops(write: Callable[..., Path],
     calls = []
     step = model.step
     model.step = lambda *arguments: (calls.append(torch.is_grad_enabled()), step(*arguments))[1]  # type: ignore[method-assign]
-    training.forward(model, torch.zeros(1, 4, dtype=torch.int64), torch.zeros(1, 4, WIDTH), [5], 2)
+    forward(model, torch.zeros(1, 4, dtype=torch.int64), torch.zeros(1, 4, WIDTH), [5], 2)
     assert calls == [False, False, False, True, True]
 
 
