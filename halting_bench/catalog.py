@@ -68,7 +68,8 @@ class PolicyRecipe(Strict):
 
     `python` names a HaltingPolicy of the user's, `file.py@ClassName` or an entry point of the group
     halting_bench.policies; it is built once for each absolute threshold, with `params` beside it. `router` is a file that
-    `train-router` wrote; it applies to the model that it was trained on.
+    `train-router` wrote; it applies to the model that it was trained on. `jointly`: of a model of several loops the rule
+    watches the first, and a row takes as many steps in each of the others.
     """
 
     name: str = Field(pattern=NAME)
@@ -81,6 +82,7 @@ class PolicyRecipe(Strict):
     hits: int = Field(default=1, ge=1)
     min_steps: int = Field(default=1, ge=1)
     every: int = Field(default=1, ge=1)
+    jointly: bool = False
     grid: Grid = Grid()
     params: dict[str, Any] = {}
     notes: str = ""

@@ -107,7 +107,8 @@ class _Rows:
             return pd.DataFrame([blank_row(plan.recipe.name, "not_applicable", reason) | {"evidence": "executed"}])
         scores = self._scores(rule)
         thresholds = self._thresholds(plan, rule, scores)
-        never = never_fires(scores, rule, thresholds)
+        watched = self._watched(plan)
+        never = never_fires(scores[:, :watched], rule, thresholds[:, :watched])
         done = self._run_firing(build_policy(plan.recipe, float("nan")), thresholds[:, None], never)
         drawn = self._run_firing(GivenDepth(), self._drawn(done), never)
         return pd.concat(
@@ -131,10 +132,11 @@ class _Rows:
         return found[rule.signal]
 
     def _thresholds(self, plan: PolicyPlan, rule: Rule, scores: np.ndarray) -> np.ndarray:
-        """[G, L]: the recipe's numbers, and quantiles from the calibration documents at full depth."""
+        """[G, L]: the recipe's numbers, and quantiles from the calibration documents at full depth (jointly: the first loop's)."""
         scores = scores[self.scored][self.document < self.setting.calibration]
         count = plan.recipe.grid.quantiles
-        quantiles = np.stack([depth_thresholds(scores[:, loop], rule, count) for loop in range(self.loops)], axis=1)
+        watched = [0] * self.loops if plan.recipe.jointly else range(self.loops)
+        quantiles = np.stack([depth_thresholds(scores[:, loop], rule, count) for loop in watched], axis=1)
         absolute = np.repeat(np.array(plan.recipe.grid.absolute, float)[:, None], self.loops, axis=1)
         return np.unique(np.concatenate((absolute, quantiles)), axis=0)
 
@@ -208,7 +210,8 @@ class _Rows:
         )
         kept = counts > 0
         frame = outcome_columns(tally.quality[:, kept], counts[kept], tally, self.metric)
-        frame["readouts"] = frame["core_steps"] if plan and plan.needs_logits else int(rows.sum())
+        looks, answer = self._readouts(steps, plan)
+        frame["readouts"] = (looks + answer).sum(axis=1)
         frame["flops_per_token"] = flops / rows.sum()
         uniform = self._by_document(np.where(rows, self._outcome(self.uniform_run), 0.0))[:, kept]
         frame["quality_full_depth"] = uniform[self.model.spec.mean_recurrence - 1].sum() / counts.sum()
@@ -233,12 +236,23 @@ class _Rows:
     def _flops(self, steps: np.ndarray, context: np.ndarray, plan: PolicyPlan | None) -> np.ndarray:
         """[G] FLOPs of rows that stopped after `steps` [G, N', L], each attending to `context` [N'] positions."""
         each = {stage: cost.fixed + cost.per_context * context for stage, cost in self.costs.items()}
-        logits = bool(plan and plan.needs_logits)
-        total = np.tile(each["embed"] + (0.0 if logits else each["readout"]), (len(steps), 1))
+        looks, answer = self._readouts(steps, plan)
+        total = each["embed"] + each["readout"] * (looks + answer)
         for loop in range(self.loops):
-            watched = each[f"step/{loop}"] + (each["readout"] if logits else 0.0)
-            total = total + steps[:, :, loop] * (watched + (plan.signal_flops if plan else 0.0))
+            watching = plan.signal_flops if plan and loop < self._watched(plan) else 0.0
+            total = total + steps[:, :, loop] * (each[f"step/{loop}"] + watching)
         return total.sum(axis=1)
+
+    def _watched(self, plan: PolicyPlan) -> int:
+        """The policy looks at the steps of so many loops."""
+        return 1 if plan.recipe.jointly else self.loops
+
+    def _readouts(self, steps: np.ndarray, plan: PolicyPlan | None) -> tuple[np.ndarray, int]:
+        """Readouts that the rule looks at, [G, N'], and the answer's own: 0 where the rule's last look was the answer."""
+        if plan is None or not plan.needs_logits:
+            return np.zeros(steps.shape[:2], np.int64), 1
+        watched = self._watched(plan)
+        return steps[:, :, :watched].sum(axis=2), int(watched < self.loops)
 
 
 def _params(thresholds: list[float], plan: PolicyPlan | None) -> str:

@@ -11,7 +11,7 @@ from halting_bench.engine.controls import combined_exits, opaque_exits
 from halting_bench.engine.points import ExitSource
 from halting_bench.engine.replay import Combination, Rule
 from halting_bench.errors import UserError, unknown_name
-from halting_bench.halting.policies import AllOf, AnyOf, ThresholdPolicy
+from halting_bench.halting.policies import AllOf, AnyOf, Jointly, ThresholdPolicy
 from halting_bench.halting.policy import HaltingPolicy
 from halting_bench.halting.routers import RouterPolicy, load_router
 from halting_bench.halting.signals import SIGNALS
@@ -60,6 +60,8 @@ def plan_policy(recipe: PolicyRecipe, spec: ModelSpec, max_steps: int, model_has
     reason = ""
     if any(signal.needs_gate for signal in signals) and not spec.has_gate:
         reason = "the model has no halting gate"
+    elif recipe.jointly and len(spec.loops) == 1:
+        reason = "one decision for all loops is for models of several loops"
     elif first >= max_steps:
         reason = f"it can fire at step {first} at the earliest, and the model runs {max_steps}"
     router = load_router(Path(recipe.router)) if recipe.router else None
@@ -112,6 +114,11 @@ def replay_combination(recipe: PolicyRecipe) -> Combination:
 
 def build_policy(recipe: PolicyRecipe, threshold: float) -> HaltingPolicy:
     """The live policy at one threshold."""
+    rule = _build_rule(recipe, threshold)
+    return Jointly(rule) if recipe.jointly else rule
+
+
+def _build_rule(recipe: PolicyRecipe, threshold: float) -> HaltingPolicy:
     if recipe.signal:
         return ThresholdPolicy(recipe.signal, threshold, recipe.hits, recipe.min_steps, recipe.every)
     if recipe.python:

@@ -194,7 +194,7 @@ def _policy_cell(run: RunDirectory, unit: Unit, traced: TracedUnit, plan: Policy
 def describe(plan: PolicyPlan, thresholds: np.ndarray) -> Points:
     """Operating points of a policy as the table tells them."""
     recipe = plan.recipe
-    told = {"signal", "python", "router", "any_of", "all_of", "every", "params"}
+    told = {"signal", "python", "router", "any_of", "all_of", "every", "jointly", "params"}
     params = recipe.model_dump_json(include=told, exclude_defaults=True)
     return Points(recipe.name, thresholds, "grid", recipe.hits, recipe.min_steps, params, plan.needs_logits)
 

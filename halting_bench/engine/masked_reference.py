@@ -122,9 +122,11 @@ class MaskedReference:
         x = self.model.embed(torch.tensor(tokens), context.at(EMBED, 0))
         depths: list[int] = []
         fired, halted_early = False, False
+        decided: int | None = None
         for loop in range(len(self.model.spec.loops)):
-            state, step, fired = self._loop(loop, x, policy, context, shared)
+            state, step, fired = self._loop(loop, x, policy, context, shared, decided)
             depths.append(step)
+            decided = (step if fired else self.max_steps + 1) if decided is None else decided
             if not finite_rows(state).all():
                 for key in [key for key in self.table if key[2] in positions]:
                     del self.table[key]
@@ -136,7 +138,9 @@ class MaskedReference:
         outcome = Outcome.HALTED if halted_early else Outcome.EXHAUSTED
         return [Row(depths, outcome, fired, logits[i]) for i in range(len(tokens))]
 
-    def _loop(self, loop: int, x: Tensor, policy: HaltingPolicy, context: _Masked, shared: bool) -> tuple[Tensor, int, bool]:
+    def _loop(
+        self, loop: int, x: Tensor, policy: HaltingPolicy, context: _Masked, shared: bool, decided: int | None
+    ) -> tuple[Tensor, int, bool]:
         """Exit states [r, D], their step, and whether the rule fired there."""
         noise = None
         if any(spec.random_start for spec in self.model.spec.loops):
@@ -148,7 +152,9 @@ class MaskedReference:
             frozen = exited > 0 and self.mode.name != "full"
             state = self.model.step(loop, exit_state if frozen else state, x, context.at(loop, k))
             if not exited:
-                view = View(torch.full((len(x),), k), state, self._trial(loop, state, context, k), self._gate(state), shared)
+                told = None if decided is None else torch.full((len(x),), decided)
+                readout = self._trial(loop, state, context, k)
+                view = View(torch.full((len(x),), k), state, readout, self._gate(state), shared, told)
                 verdict, memory = policy.step(view, memory)
                 fired = bool(verdict.halt.all())
                 if fired or not finite_rows(state).all() or k == self.max_steps:

@@ -23,7 +23,7 @@ from halting_bench.benchmarks.base import NOT_SCORED, Sequence
 from halting_bench.engine.contexts import PackedContext
 from halting_bench.engine.kv_cache import EMBED, READOUT, KvCache, KvMode
 from halting_bench.engine.meter import Meter
-from halting_bench.engine.rounds import Rows, finite_rows, run_loop
+from halting_bench.engine.rounds import Rows, decided_steps, finite_rows, run_loop
 from halting_bench.errors import UserError
 from halting_bench.halting.policy import HaltingPolicy, State, Verdict, View, wide
 from halting_bench.halting.signals import SIGNALS, Features
@@ -178,14 +178,17 @@ class _Batch:
         x = self.x.repeat(copies, 1)
         noise = None if self.noise is None else self.noise.repeat(copies, 1)
         steps, fired = np.zeros((len(slots), loops), np.int64), np.zeros(len(slots), bool)
-        lost = np.zeros(0, np.int64)
+        lost, decided = np.zeros(0, np.int64), None
         for loop in range(loops):
             own = thresholds[:, :, loop].flatten()
-            rows = Rows(slots, positions, self.tokens, noise, self._lengths(copies), thresholds=own, provisional=True)
+            rows = Rows(
+                slots, positions, self.tokens, noise, self._lengths(copies), thresholds=own, decided=decided, provisional=True
+            )
             state, steps[:, loop], fired, broken = run_loop(
                 self.model, policy, cache, rows, loop, x, max_steps=self.max_steps, meter=self.meter
             )
             lost = np.union1d(lost, broken)
+            decided = decided_steps(steps[:, 0], fired) if decided is None else decided
             x = self.model.end(loop, state, context.at(READOUT))
         logits = wide(self.model.readout(x, context.at(READOUT)))
         targets = self.targets.repeat(copies)

@@ -6,7 +6,7 @@ what decoding it token by token would give, without the tokens' waiting for each
 Shapes: N rows (positions of slots, sorted by slot, then position), D width, L loops.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ class Rows:
     lengths: np.ndarray | None = None  # of each slot's sequence, when the model is not causal
     shared: bool = False
     thresholds: np.ndarray | None = None  # [N], the rows' own operating points instead of the policy's
+    decided: np.ndarray | None = None  # int64 [N], see `decided_steps`; None in the first loop
     provisional: bool = False  # rules may read logits: of what other rows show in this round, not of what they will commit
 
 
@@ -49,6 +50,11 @@ def finite_rows(state: Tensor) -> Tensor:
     return torch.linalg.vector_norm(wide(state), dim=-1) < torch.inf
 
 
+def decided_steps(steps: np.ndarray, fired: np.ndarray) -> np.ndarray:
+    """What later loops are told of the first (View.decided): [N] the step of a row that fired, else one that never comes."""
+    return np.where(fired, steps, np.iinfo(np.int64).max)
+
+
 def run_rounds(
     model: RecurrentModel, policy: HaltingPolicy, cache: KvCache, rows: Rows, *, max_steps: int, meter: Meter
 ) -> Exits:
@@ -63,6 +69,8 @@ def run_rounds(
     for loop in range(loops):
         state, steps[:, loop], fired, newly = run_loop(model, policy, cache, rows, loop, x, max_steps=max_steps, meter=meter)
         broken = np.union1d(broken, newly)
+        if loop == 0:
+            rows = replace(rows, decided=decided_steps(steps[:, 0], fired))
         x = model.end(loop, state, context.at(READOUT))
     return Exits(x, steps, fired, broken)
 
@@ -108,8 +116,8 @@ class _Loop:
                 self.meter.core_steps += len(active)
             step = step + 1
             with self.meter.stage("signal"):
-                verdict, memory = self.policy.step(self._view(step, state, context), memory)
-                self.meter.evaluations += len(active)
+                verdict, memory = self.policy.step(self._view(step, state, context, active), memory)
+                self.meter.evaluations += len(active) if self.loop == 0 or not self.policy.first_loop_only else 0
             halt, finite = torch.stack((verdict.halt, finite_rows(state))).cpu().numpy()
             if rows.shared:
                 halt[:] = halt.all()
@@ -130,7 +138,7 @@ class _Loop:
             context = self._context(active)
         return exits, steps, fired, broken
 
-    def _view(self, step: Tensor, state: Tensor, context: PackedContext) -> View:
+    def _view(self, step: Tensor, state: Tensor, context: PackedContext, active: np.ndarray) -> View:
         def readout() -> Tensor:
             whole_prompt = self.rows.shared and self.loop + 1 == len(self.model.spec.loops)
             if not whole_prompt and not self.rows.provisional:
@@ -140,7 +148,8 @@ class _Loop:
                 return self.model.readout(self.model.end(self.loop, state, context.at(READOUT)), context)
 
         gate = (lambda: self.model.gate(state)) if self.model.spec.has_gate else None
-        return View(step, state, readout, gate, shared=self.rows.shared)
+        decided = None if self.rows.decided is None else self._index(self.rows.decided[active])
+        return View(step, state, readout, gate, self.rows.shared, decided)
 
     def _freeze(self, leaving: np.ndarray, k: int, exits: Tensor) -> None:
         slots, positions = self.rows.slots[leaving], self.rows.positions[leaving]

@@ -21,7 +21,7 @@ from halting_bench.engine.kv_cache import EMBED, READOUT, KeysValues
 from halting_bench.engine.meter import Meter
 from halting_bench.engine.prefill import run_prompts
 from halting_bench.engine.requests import Progress, Request
-from halting_bench.engine.rounds import finite_rows, start_policy
+from halting_bench.engine.rounds import decided_steps, finite_rows, start_policy
 from halting_bench.engine.tables import Plan, Tables
 from halting_bench.errors import UserError
 from halting_bench.halting.policy import HaltingPolicy, State, View, take_rows
@@ -47,6 +47,7 @@ class SlotEngine:
         self.tick = 0
         self.rows: list[Progress] = []
         self.entered = self.loop = np.zeros(0, np.int64)  # [R], entered: the tick before a row's first step in its loop
+        self.decided = np.zeros(0, np.int64)  # [R], what rows in a later loop decided in the first, see `decided_steps`
         self.halted = np.zeros(0, np.int64)  # [R], the step at which a row that waits left its loop; 0: it is running
         self.fired = self.sound = self.read = np.zeros(0, bool)  # [R] of rows that wait: the rule held; finite; in `logits`
         self.logits = torch.zeros(0, device=self.device)  # [S, V] that the rules of rows that wait have read
@@ -105,7 +106,9 @@ class SlotEngine:
         self.rows = entering
         if entering:
             self.slots = self._index(np.array([progress.slot for progress in entering]))
-            self.entered, self.loop, self.halted, self.places = (np.zeros(len(entering), np.int64) for _ in range(4))
+            self.entered, self.loop, self.decided, self.halted, self.places = (
+                np.zeros(len(entering), np.int64) for _ in range(5)
+            )
             self.fired, self.sound, self.read = (np.zeros(len(entering), bool) for _ in range(3))
             self._enter(np.arange(len(entering)))
 
@@ -138,9 +141,11 @@ class SlotEngine:
             self.meter.core_steps += len(which)
         trial: list[Tensor] = []
         with self.meter.stage("signal"):
-            view = View(steps, state, self._readout(loop, state, context, trial), self._gate(state))
+            decided = self._index(self.decided[which]) if loop else None
+            readout = self._readout(loop, state, context, trial)
+            view = View(steps, state, readout, self._gate(state), decided=decided)
             verdict, memory = self.policy.step(view, memory)
-            self.meter.evaluations += len(which)
+            self.meter.evaluations += len(which) if loop == 0 or not self.policy.first_loop_only else 0
         self.state, self.steps = self._put(self.state, some, state), self._put(self.steps, some, steps)
         self._remember(some, memory)
         halt, finite = torch.stack((verdict.halt, finite_rows(state))).cpu().numpy()
@@ -166,6 +171,8 @@ class SlotEngine:
         some = None if len(rows) == len(self.rows) else self._index(rows)
         exits, context = self._take(self.state, some), self._context(rows, some)
         self._freeze(loop, rows, exits, context)
+        if loop == 0:
+            self.decided[rows] = decided_steps(self.halted[rows], self.fired[rows])
         if loop + 1 < self.loops:
             self._next_loop(loop, rows, self.model.end(loop, exits, context.at(READOUT)))
             return broken
@@ -254,8 +261,8 @@ class SlotEngine:
         keep = np.setdiff1d(np.arange(len(self.rows)), gone)
         new = {int(row): i for i, row in enumerate(keep)}
         self.rows = [self.rows[row] for row in keep]
-        self.entered, self.loop, self.halted = self.entered[keep], self.loop[keep], self.halted[keep]
-        self.places = self.places[keep]
+        self.entered, self.loop, self.decided = self.entered[keep], self.loop[keep], self.decided[keep]
+        self.halted, self.places = self.halted[keep], self.places[keep]
         self.fired, self.sound, self.read = self.fired[keep], self.sound[keep], self.read[keep]
         index = self._index(keep)
         self.slots, self.positions, self.steps = self.slots[index], self.positions[index], self.steps[index]

@@ -89,6 +89,32 @@ class FixedDepth(HaltingPolicy):
 
 
 @dataclass(frozen=True)
+class Jointly(HaltingPolicy):
+    """One decision for all loops of a model: the rule acts in the first, and a row takes as many steps in each of the others.
+
+    The other loops are not watched, and cost no looks.
+    """
+
+    rule: HaltingPolicy
+
+    @property
+    def needs_logits(self) -> bool:
+        return self.rule.needs_logits
+
+    @property
+    def first_loop_only(self) -> bool:
+        return True
+
+    def init(self, view: View) -> State:
+        return self.rule.init(view)
+
+    def step(self, view: View, state: State) -> tuple[Verdict, State]:
+        if view.decided is None:
+            return self.rule.step(view, state)
+        return Verdict(view.step >= view.decided, torch.full_like(view.latent[:, 0], torch.nan)), state
+
+
+@dataclass(frozen=True)
 class Combined(HaltingPolicy):
     """Several rules at once, over the same row and step. The score is the first rule's."""
 

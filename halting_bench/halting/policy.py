@@ -24,6 +24,7 @@ class View:
         readout: Callable[[], Tensor],
         gate: Callable[[], Tensor] | None = None,
         shared: bool = False,
+        decided: Tensor | None = None,
     ):
         """
         Args:
@@ -32,12 +33,15 @@ class View:
             readout: runs coda and head for these rows, charges it, returns [R, V].
             gate: a model's own halting probability lambda_k, [R] in (0, 1); None when it has none.
             shared: the rows are the positions of one prompt, which stops as one: when all of them say so.
+            decided: in a later loop of a model, int64 [R], the step at which the row halted in the first one (beyond every
+                step where it did not); None in the first.
         """
         self.step = step
         self.latent = latent
         self._readout = readout
         self._gate = gate
         self.shared = shared
+        self.decided = decided
         self._logits: Tensor | None = None
 
     def logits(self) -> Tensor:
@@ -72,6 +76,11 @@ class HaltingPolicy(ABC):
     def needs_logits(self) -> bool:
         """Whether it may call `view.logits()`. A rule that never does may say False, and is then executed in rounds."""
         return True
+
+    @property
+    def first_loop_only(self) -> bool:
+        """Whether it looks at the first loop of a model alone, and lets the others run what was decided there."""
+        return False
 
     @abstractmethod
     def init(self, view: View) -> State:

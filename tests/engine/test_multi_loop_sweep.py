@@ -2,12 +2,13 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from runtime_models import VOCAB, TwoLoops
+from runtime_models import VOCAB, TwoLoops, tiny_huginn
 
 from halting_bench.architectures.base import Flops
 from halting_bench.benchmarks.base import Benchmark, Sequence
@@ -16,7 +17,7 @@ from halting_bench.engine.replay import Rule, exits_at, running_extremum, signed
 from halting_bench.engine.score import execute
 from halting_bench.executed_grid import depth_thresholds
 from halting_bench.executed_sweep import Setting, executed_cells
-from halting_bench.halting.policies import ThresholdPolicy
+from halting_bench.halting.policies import Jointly, ThresholdPolicy
 from halting_bench.plan import plan_policy
 from halting_bench.records import POINT_COLUMNS, Metric
 
@@ -121,3 +122,33 @@ def test_thresholds_are_spread_over_the_depths_they_give(fires: str) -> None:
     depths = [np.minimum(exits_at(extremum, b), 8).mean() for b in signed_threshold(found, rule, scores.dtype)]
     assert all(deep > shallow for deep, shallow in itertools.pairwise(depths))
     np.testing.assert_allclose(np.diff(depths), np.diff(depths).mean(), atol=0.2)
+
+
+def test_one_decision_for_all_loops_is_swept_by_the_first_loops_thresholds() -> None:
+    model, rows = swept("latent-diff-jointly")
+    sequences = [s for d in range(3, 6) for s in Random().sequences(d)]
+    found = rows[(rows["policy"] == "latent-diff-jointly") & (rows["split"] == "test") & (rows["subset"] == "all")]
+    assert found["mean_depth"].nunique() > 3
+    signal = plan_policy(find_policy("latent-diff"), model.spec, STEPS).signal_flops
+    for _, row in found.iterrows():  # one threshold names every point
+        alone = execute(model, sequences, Jointly(ThresholdPolicy("latent-diff", row["threshold"])), max_steps=STEPS)
+        assert row["quality"] == pytest.approx(alone.correct.mean())
+        one, other = json.loads(row["depth_per_loop"])
+        assert one == other == pytest.approx(alone.exit_per_loop[:, 0].mean(), abs=1e-4)
+        assert row["flops_per_token"] == pytest.approx(1e6 + 1.0 + one * (1e3 + 10.0 + signal), rel=1e-6)
+
+
+def test_a_joint_rule_that_reads_logits_reads_them_in_the_first_loop_and_answers_once_more(tmp_path: Path) -> None:
+    recipe = tmp_path / "entropy-jointly.yaml"
+    recipe.write_text("{name: entropy-jointly, signal: entropy, jointly: true, source: a test, grid: {quantiles: 3}}")
+    _, rows = swept(str(recipe))
+    found = rows[(rows["policy"] == "entropy-jointly") & (rows["split"] == "test") & (rows["subset"] == "all")]
+    assert found["params"].str.contains('"provisional": true').all()
+    looks = found["depth_per_loop"].map(lambda told: json.loads(told)[0])
+    np.testing.assert_allclose(found["readouts"] / found["n_tokens"], looks + 1, atol=1e-3)
+
+
+def test_one_decision_for_all_loops_needs_several() -> None:
+    spec = tiny_huginn().spec
+    reason = plan_policy(find_policy("acceleration-jointly"), spec, STEPS).not_applicable
+    assert reason == "one decision for all loops is for models of several loops"
