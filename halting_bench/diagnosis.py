@@ -4,10 +4,12 @@ A loop is followed for `steps` steps, but hands on the state of its trained dept
 D width.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from halting_bench.sources import ModelSource
 
 ROWS = 512
 DRAWN_ORBITS = 8
+LOGGED_ORBITS = 4
 RATES_ABOVE = 1e-6
 """Steps shorter than this share of the first one are rounding, and no contraction is read from them."""
 
@@ -116,7 +119,20 @@ def diagnose_source(
     sequences = [chosen.sequences(document)[0] for document in chosen.sample(documents, 0)]
     floor = noise_floor(model, lambda dtype: source.load(dtype=dtype), seed)
     found = diagnose(model, sequences, steps=steps, seed=seed)
-    return {"benchmark": benchmark} | found | {"noise_floor": {check.name: _rounded(check.figure) for check in floor}}
+    floors = {check.name: _rounded(check.figure) for check in floor}
+    return {"benchmark": benchmark} | found | {"noise_floor": floors, "training": logged(source.folder)}
+
+
+def logged(folder: Path | None) -> list[dict[str, Any]]:
+    """What the training log beside a model kept of each checkpoint: `step` and a `summary`. Empty without one."""
+    log = folder / "log.jsonl" if folder else None
+    if log is None or not log.is_file():
+        return []
+    try:
+        entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [{"step": entry["step"]} | entry["dynamics"] for entry in entries if "dynamics" in entry]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{log} is not a training log ({error}): remove it, or train again") from None
 
 
 def describe_loop(orbit: np.ndarray) -> dict[str, Any]:
@@ -159,7 +175,7 @@ def hand_off(orbits: Orbits, loop: int) -> dict[str, Any]:
 
 
 def summary(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The few numbers of a diagnosis that a training log keeps of every checkpoint."""
+    """What a training log keeps of every checkpoint: a diagnosis at the trained depth, medians by step, and a few orbits."""
     last = found["handed_on_after"] - 1
     return {
         "loops": {
@@ -168,6 +184,10 @@ def summary(found: Mapping[str, Any]) -> dict[str, Any]:
                 "cosine": loop["cosine"][last] if last else None,
                 "contraction_rate": loop["contraction_rate"],
                 "fates": loop["fates"],
+                "step_norms": loop["step_norm"],
+                "cosines": loop["cosine"],
+                "plane_share": loop["plane_share"],
+                "orbits": [[[_rounded(v, 3) for v in point] for point in row] for row in loop["orbits"][:LOGGED_ORBITS]],
             }
             for name, loop in found["loops"].items()
         },
@@ -180,6 +200,6 @@ def _medians(values: np.ndarray) -> list[float | None]:
     return [_rounded(float(np.median(c[np.isfinite(c)]))) if np.isfinite(c).any() else None for c in values.T]
 
 
-def _rounded(value: float) -> float | None:
-    """Five significant digits; None instead of NaN."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
+def _rounded(value: float | None, digits: int = 5) -> float | None:
+    """So many significant digits; None instead of NaN."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")

@@ -132,7 +132,7 @@ class _Rows:
         return found[rule.signal]
 
     def _thresholds(self, plan: PolicyPlan, rule: Rule, scores: np.ndarray) -> np.ndarray:
-        """[G, L]: the recipe's numbers, and quantiles from the calibration documents at full depth (jointly: the first loop's)."""
+        """[G, L]: the recipe's numbers, and quantiles from the calibration documents at full depth (jointly: of the first)."""
         scores = scores[self.scored][self.document < self.setting.calibration]
         count = plan.recipe.grid.quantiles
         watched = [0] * self.loops if plan.recipe.jointly else range(self.loops)

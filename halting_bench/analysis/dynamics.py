@@ -83,10 +83,13 @@ def drift_to_loop_ratio(stopped: np.ndarray, arrived: np.ndarray, norms: np.ndar
 def principal_plane(orbit: np.ndarray) -> tuple[np.ndarray, float]:
     """Coordinates of every state in the plane of most variance, [N, K + 1, 2], and the share of variance in it.
 
-    Rows are centred on where they end, so that a settling state winds into the origin whatever it settles to.
+    Rows are centred on where they end, so that a settling state winds into the origin whatever it settles to. NaN where some
+    state is not finite.
     """
     moved = orbit - orbit[:, -1:]
     flat = moved.reshape(-1, orbit.shape[2])
+    if not np.isfinite(flat).all():  # a model that diverged
+        return np.full((*orbit.shape[:2], 2), np.nan), float("nan")
     values, vectors = np.linalg.eigh(flat.T @ flat)
     share = float(values[-2:].sum() / values.sum()) if values.sum() > 0 else float("nan")
     return (flat @ vectors[:, ::-1][:, :2]).reshape(*orbit.shape[:2], 2), share

@@ -1,10 +1,11 @@
 """halting-bench diagnose."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from halting_bench.cli.output import print_json
+from halting_bench.cli.output import print_json, say
 
 
 def diagnose(
@@ -13,6 +14,7 @@ def diagnose(
     documents: Annotated[int, typer.Option(min=2, help="Documents, one sequence of each.")] = 32,
     steps: Annotated[int | None, typer.Option(help="Steps of every loop; by default twice the trained number.")] = None,
     seed: Annotated[int, typer.Option(help="Of the initial states and of the choice of rows.")] = 0,
+    plots: Annotated[Path | None, typer.Option(help="Draw orbits, steps and training into this folder, SVG and PNG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document, with orbits in their principal plane.")] = False,
 ) -> None:
     """Describe how a model's states move: steps, turning, contraction, settling, and the drift between loops."""
@@ -25,6 +27,11 @@ def diagnose(
         print_json(found)
     else:
         _print(found)
+    if plots is not None:
+        from halting_bench.reporting.dynamics_plot import write_dynamics
+
+        written = write_dynamics(found, source.name, plots)
+        say(f"{len(written)} pictures: {plots}")
 
 
 def _print(found: dict[str, Any]) -> None:

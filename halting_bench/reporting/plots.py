@@ -1,13 +1,14 @@
-"""The pictures of a run, drawn with matplotlib's Agg backend: SVG and PNG whose bytes depend on the data alone.
+"""The pictures of a run.
 
 Each function takes the run and one (model, benchmark) pair and returns a figure. Test documents only.
 """
 
-import io
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from halting_bench.reporting.drawing import write_figures
 from halting_bench.reporting.frames import POINT, chosen_points, is_control, of_pair, over_seeds, pairs, ranked, select
 from halting_bench.reporting.latency_plot import quality_against_latency
 from halting_bench.reporting.panels import (
@@ -23,9 +24,9 @@ from halting_bench.reporting.panels import (
     panels_by_group,
     step_axis,
 )
-from halting_bench.reporting.style import DPI, ORACLE, RC, UNIFORM, UNIFORM_LINE, Look, looks
+from halting_bench.reporting.style import ORACLE, UNIFORM, UNIFORM_LINE, Look, looks
 from halting_bench.reporting.text import metric_label, slug
-from halting_bench.store import Run, write_bytes
+from halting_bench.store import Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,28 +42,12 @@ _ORACLE: dict[str, Any] = {"color": ORACLE, "linewidth": 1.0, "linestyle": "-."}
 
 def write_plots(run: Run, folder: Path) -> list[Path]:
     """Draws every plot of a run as `<name>-<model>-<benchmark>.svg` and `.png`; returns what was written."""
-    import matplotlib
-
-    formats: dict[str, dict[str, Any]] = {
-        "svg": {"metadata": {"Date": None}},
-        "png": {"metadata": {"Software": None}, "dpi": DPI},
+    drawings = {
+        f"{name}-{slug(model)}-{slug(benchmark)}": partial(draw, run, model, benchmark)
+        for model, benchmark in pairs(run)
+        for name, draw in PLOTS.items()
     }
-    # From the defaults, so that a user's matplotlibrc changes nothing.
-    settings: Any = {**matplotlib.rcParamsDefault, **RC, "backend": "agg"}
-    written = []
-    with matplotlib.rc_context(settings):
-        for model, benchmark in pairs(run):
-            for name, draw in PLOTS.items():
-                figure = draw(run, model, benchmark)
-                if figure is None:
-                    continue
-                for ending, options in formats.items():
-                    path = folder / f"{name}-{slug(model)}-{slug(benchmark)}.{ending}"
-                    buffer = io.BytesIO()
-                    figure.savefig(buffer, format=ending, **options)
-                    write_bytes(path, buffer.getvalue())
-                    written.append(path)
-    return written
+    return write_figures(drawings, folder)
 
 
 def quality_against_depth(run: Run, model: str, benchmark: str) -> "Figure":

@@ -71,12 +71,25 @@ def test_every_hand_off_says_what_it_was_measured_across() -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_a_log_keeps_one_number_a_loop_and_hand_off() -> None:
+def test_a_log_keeps_a_diagnosis_at_the_trained_depth_and_a_few_orbits() -> None:
     found = diagnose(tiny(), texts())
     kept = summary(found)
     assert found["steps"] == 6
     assert kept["drift_to_loop"] == {name: hand["drift_to_loop"] for name, hand in found["hand_offs"].items()}
     assert kept["loops"]["group 2"]["relative_step"] == found["loops"]["group 2"]["relative_step"][2]
+    for name, loop in kept["loops"].items():
+        assert loop["cosines"] == found["loops"][name]["cosine"]
+        np.testing.assert_allclose(loop["orbits"], np.array(found["loops"][name]["orbits"])[:4], rtol=1e-2)
+        assert loop["orbits"][0][-1] == [0, 0]  # centred on where it ends
+
+
+def test_a_model_that_diverged_is_described_without_a_plane() -> None:
+    model = tiny()
+    model.transformer["looped"][1][0].norm_1.weight[0] = torch.inf
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = diagnose(model, texts())
+    assert found["loops"]["group 1"]["plane_share"] is not None and found["loops"]["group 2"]["plane_share"] is None
+    json.dumps(summary(found), allow_nan=False)
 
 
 def test_too_few_steps_are_refused() -> None:
