@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from halting_bench.architectures.attention import AttentionContext
 from halting_bench.architectures.base import Flops, LoopSpec, ModelSpec, RecurrentModel
 from halting_bench.architectures.config import Config, layer_count, need, real, refuse, whole
-from halting_bench.architectures.layers import RMSNorm, Rotary, block_flops, rotate_halves
+from halting_bench.architectures.layers import RMSNorm, Rotary, block_flops, halting_probability, rotate_halves
 
 REQUIRED_KEYS = (
     "n_embd", "n_heads", "n_layers_in_prelude", "n_layers_in_recurrent_block", "n_layers_in_coda",
@@ -152,6 +152,7 @@ class Huginn(RecurrentModel):
         refuse(config, "huginn_raven", "injection_type", "linear")
         refuse(config, "huginn_raven", "initial_state_mode", *START_MODES)
         refuse(config, "huginn_raven", "test_time_noise", 0)
+        refuse(config, "huginn_raven", "halting_head", False, True)
         self.retrofitted = block != "sandwich"
         width, heads = whole(config, "n_embd"), whole(config, "n_heads")
         vocab = whole(config, "padded_vocab_size" if "padded_vocab_size" in config else "vocab_size")
@@ -181,6 +182,7 @@ class Huginn(RecurrentModel):
             heads=heads,
             kv_heads=shape.kv_heads,
             head_width=shape.head_width,
+            has_gate=bool(config.get("halting_head", False)),
         )
         make, embedding = BLOCKS[block], nn.Embedding(vocab, width)
         self.transformer = nn.ModuleDict(
@@ -196,6 +198,7 @@ class Huginn(RecurrentModel):
         self.lm_head = nn.Linear(width, vocab, bias=False)
         if config.get("tie_embeddings", True):
             self.lm_head.weight = embedding.weight
+        self.halting_head = nn.Linear(width, 1) if self.spec.has_gate else None  # ours: no public checkpoint has one
         init = config.get("init_values")
         init = init if isinstance(init, dict) else {}
         self.embed_scale = real(init, "embed_scale", math.sqrt(width))
@@ -260,6 +263,9 @@ class Huginn(RecurrentModel):
         norm = self.transformer["ln_f"]
         first = self.layers_of["prelude"] + self.layers_of["core_block"]
         return self.lm_head(norm(self._blocks("coda", first, x if self.retrofitted else norm(x), context)))
+
+    def gate(self, state: Tensor) -> Tensor:
+        return super().gate(state) if self.halting_head is None else halting_probability(self.halting_head, state)
 
     def costs(self) -> dict[str, Flops]:
         width, block, count = self.spec.width, self.block_cost, self.layers_of

@@ -119,3 +119,9 @@ def block_flops(width: int, heads: int, kv_heads: int, head_width: int, hidden: 
     """One layer of grouped attention and a gated MLP: matrix products only, as is the custom."""
     projections = width * head_width * (2 * heads + 2 * kv_heads)
     return Flops(fixed=2 * (projections + 3 * width * hidden), per_context=4 * heads * head_width)
+
+
+def halting_probability(head: nn.Linear, state: Tensor) -> Tensor:
+    """lambda_k = sigmoid(w . s_k + b), [*, D] -> [*]. In at least float32: a bfloat16 sigmoid saturates at 1."""
+    dtype = torch.promote_types(state.dtype, torch.float32)
+    return torch.sigmoid(F.linear(state.to(dtype), head.weight.to(dtype), head.bias.to(dtype)))[..., 0]

@@ -7,11 +7,10 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from halting_bench.architectures.attention import AttentionContext, DenseContext
 from halting_bench.architectures.config import Config, real, whole
-from halting_bench.architectures.layers import GroupedAttention, RMSNorm, SwiGLU
+from halting_bench.architectures.layers import GroupedAttention, RMSNorm, SwiGLU, halting_probability
 from halting_bench.architectures.stack import LoopedStack, checked
 
 
@@ -46,10 +45,7 @@ class Ouro(LoopedStack):
         return state
 
     def gate(self, state: Tensor) -> Tensor:
-        """lambda_k = sigmoid(w . s_k + b). In float32 at least: a bfloat16 sigmoid saturates at 1 and would halt early."""
-        gate = cast(nn.Linear, self.model["early_exit_gate"])
-        dtype = torch.promote_types(state.dtype, torch.float32)
-        return torch.sigmoid(F.linear(state.to(dtype), gate.weight.to(dtype), gate.bias.to(dtype)))[..., 0]
+        return halting_probability(cast(nn.Linear, self.model["early_exit_gate"]), state)
 
     def weighted_exit(self, tokens: Tensor) -> Tensor:
         """The mean of all loops' logits under the gate's distribution of exits, the last loop taking what is left.

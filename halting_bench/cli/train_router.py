@@ -11,8 +11,11 @@ from halting_bench.cli.output import print_json, say
 def train_router(
     model: Annotated[str, typer.Argument(help="A bundled model, a folder, a hub id or file.py@Class; of one loop.")],
     out: Annotated[Path, typer.Option(help="Folder for the routers (safetensors).")],
-    kind: Annotated[list[str] | None, typer.Option(help="linear or mlp; may be repeated. Default: both.")] = None,
-    label: Annotated[list[str] | None, typer.Option(help="converged, saturated or improvement. Default: all.")] = None,
+    kind: Annotated[list[str] | None, typer.Option(help="linear, mlp or gate; may be repeated. Default: all.")] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(help="converged, saturated, improvement, gain. Default: gain for a gate, else the rest."),
+    ] = None,
     benchmark: Annotated[str | None, typer.Option(help="By default the first that the model's card names.")] = None,
     documents: Annotated[int, typer.Option(help="Over training, choosing and testing.")] = 256,
     max_steps: Annotated[int | None, typer.Option(help="Of every trajectory; by default twice the trained number.")] = None,
@@ -24,9 +27,10 @@ def train_router(
     from halting_bench.halting.routers import KINDS, LABELS
     from halting_bench.sources import find_model_source
     from halting_bench.training.router_run import train_router as run
-    from halting_bench.training.routers import RouterRecipe
+    from halting_bench.training.routers import USUAL_LABELS, RouterRecipe
 
-    recipes = [RouterRecipe(k, want, shared=not per_step, seed=seed) for k in kind or KINDS for want in label or LABELS]
+    asked = [(k, want) for k in kind or KINDS for want in label or USUAL_LABELS.get(k, LABELS)]
+    recipes = [RouterRecipe(k, want, shared=not per_step, seed=seed) for k, want in asked]
     found = run(find_model_source(model), benchmark, recipes, out, documents=documents, max_steps=max_steps, seed=seed)
     say(f"routers: {out}")
     if as_json:

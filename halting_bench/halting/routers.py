@@ -1,5 +1,9 @@
 """Learned routers: a probability of stopping read off the latent state, trained on a frozen model's own trajectories.
 
+A linear router or an MLP stops where that probability is high. A gate is linear, too, but takes it for the chance of
+halting at this step, given that it has not before, and stops where the chance of having halted by now is high (the exit
+rule of Ouro, arXiv 2510.25741, section 3.2).
+
 A router belongs to the weights it was trained on: it is saved with that model's hash and refused on any other.
 Shapes: R rows, D width, H hidden width, K steps (1 when shared by all steps).
 """
@@ -16,13 +20,14 @@ from torch.nn import functional as F
 from halting_bench.errors import UserError
 from halting_bench.halting.policy import HaltingPolicy, State, Verdict, View, wide
 
-LABELS = ("converged", "saturated", "improvement")
-KINDS = ("linear", "mlp")
+HARD_LABELS = ("converged", "saturated", "improvement")
+LABELS = (*HARD_LABELS, "gain")
+KINDS = ("linear", "mlp", "gate")
 
 
 @dataclass(frozen=True, eq=False)
 class Router:
-    """sigmoid(w_k . x + b_k), or the same after one hidden layer. It says nothing before step `first`."""
+    """lambda_k = sigmoid(w_k . x + b_k), or the same after one hidden layer. It says nothing before step `first`."""
 
     kind: str  # of KINDS
     label: str  # of LABELS: what it was trained to tell
@@ -41,6 +46,15 @@ class Router:
         at = (step - 1).clamp(0, len(self.bias) - 1)
         return torch.linalg.vecdot(self.weight.to(x)[at], x) + self.bias.to(x)[at]
 
+    @property
+    def cumulative(self) -> bool:
+        """Whether lambda_k is the chance of halting at step k, and the score that of having halted by then."""
+        return self.kind == "gate"
+
+    def probability(self, latent: Tensor, step: Tensor) -> Tensor:
+        """[R] lambda_k. latent: [R, D]; step: int64 [R]; 0 before `first`."""
+        return torch.where(step >= self.first, torch.sigmoid(self.logit(latent, step)), 0.0)
+
     def flops(self) -> int:
         """FLOPs of one row and step."""
         hidden = 0 if self.hidden is None else 2 * self.hidden.numel()
@@ -49,7 +63,10 @@ class Router:
 
 @dataclass(frozen=True)
 class RouterPolicy(HaltingPolicy):
-    """Halts when a router's probability exceeds a threshold."""
+    """Halts when a router's probability exceeds a threshold, or a gate's cumulative one reaches it.
+
+    The score at step k is lambda_k, or 1 - prod_{first <= j <= k} (1 - lambda_j) of a gate.
+    """
 
     router: Router
     threshold: float
@@ -59,12 +76,18 @@ class RouterPolicy(HaltingPolicy):
         return False
 
     def init(self, view: View) -> State:
-        return {"threshold": torch.full_like(wide(view.latent[:, 0]), self.threshold)}
+        threshold = torch.full_like(wide(view.latent[:, 0]), self.threshold)
+        survival = {"survival": torch.ones_like(threshold)} if self.router.cumulative else {}
+        return {"threshold": threshold} | survival
 
     def step(self, view: View, state: State) -> tuple[Verdict, State]:
-        score = torch.sigmoid(self.router.logit(view.latent, view.step))
+        score = self.router.probability(view.latent, view.step)
+        if self.router.cumulative:
+            state = state | {"survival": state["survival"] * (1 - score)}
+            score = 1 - state["survival"]
         score = torch.where(view.step >= self.router.first, score, torch.nan)
-        return Verdict(score > state["threshold"], score), state
+        halt = score >= state["threshold"] if self.router.cumulative else score > state["threshold"]
+        return Verdict(halt, score), state
 
 
 def save_router(router: Router, path: Path, report: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """What a training run is: one YAML file, validated before anything is downloaded or computed."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from halting_bench.benchmarks.tasks import TASKS
 from halting_bench.errors import UserError, unknown_name
 from halting_bench.training.corpus import CorpusSpec
+
+CORPUS_TASKS = ("text", "masked")
+"""Sources of batches that read the corpus: its next byte, or its hidden bytes."""
 
 FAMILIES = ("huginn_raven", "self_transformer", "two_scale")
 
@@ -55,10 +58,26 @@ class Curriculum(_Strict):
 
 
 class Part(_Strict):
-    """One source of batches: a procedural task, or the text corpus (`task: text`)."""
+    """One source of batches: a procedural task, or the corpus (`text`: its next byte; `masked`: its hidden bytes)."""
 
     task: str
     weight: float = Field(1.0, gt=0)
+
+
+class Ponder(_Strict):
+    """PonderNet (arXiv 2107.05407): `beta` weighs the divergence from a geometric prior of chance `prior` a step."""
+
+    kind: Literal["ponder"]
+    beta: float = Field(0.01, ge=0)
+    prior: float = Field(0.2, gt=0, lt=1)
+
+
+class Act(_Strict):
+    """ACT (arXiv 1603.08983): `tau` is the price of a step, `epsilon` what may be missing of a halting sum of 1."""
+
+    kind: Literal["act"]
+    tau: float = Field(0.01, ge=0)
+    epsilon: float = Field(0.01, gt=0, lt=1)
 
 
 class Recipe(_Strict):
@@ -73,12 +92,13 @@ class Recipe(_Strict):
     steps: int = Field(gt=0)
     batch_tokens: int = Field(2048, gt=0)
     window: int = 256
-    document_start: float = Field(0.15, ge=0, le=1)  # share of text windows that begin at a document's first byte
+    document_start: float = Field(0.15, ge=0, le=1)  # share of the corpus's windows that begin at a document's first byte
     precision: Literal["float32", "bfloat16"] = "float32"
     export: Literal["float32", "bfloat16"] = "float32"
     depth: Depth = Depth()
     optimizer: Optimizer = Optimizer()
     curriculum: Curriculum = Curriculum()
+    halting: Annotated[Ponder | Act, Field(discriminator="kind")] | None = None
     mixture: tuple[Part, ...] = Field(min_length=1)
     corpus: CorpusSpec | None = None
     checkpoint_every: int = Field(250, gt=0)
@@ -89,8 +109,10 @@ class Recipe(_Strict):
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
         for part in self.mixture:
-            if part.task == "text" and self.corpus is None:
-                raise ValueError("the mixture has 'text' but there is no corpus: add 'corpus: {sources: [...]}'")
+            if part.task in CORPUS_TASKS and self.corpus is None:
+                raise ValueError(f"the mixture has '{part.task}' but there is no corpus: add 'corpus: {{sources: [...]}}'")
+        if (self.halting is None) == bool(self.config.get("halting_head")):
+            raise ValueError("'halting' trains the head that 'config: {halting_head: true}' builds: give both or neither")
         return self
 
 
@@ -114,6 +136,6 @@ def load_recipe(path: Path) -> Recipe:
     if recipe.family not in FAMILIES:
         raise unknown_name("model family", recipe.family, FAMILIES)
     for part in recipe.mixture:
-        if part.task != "text" and part.task not in TASKS:
-            raise unknown_name("task", part.task, [*TASKS, "text"])
+        if part.task not in CORPUS_TASKS and part.task not in TASKS:
+            raise unknown_name("task", part.task, [*TASKS, *CORPUS_TASKS])
     return recipe

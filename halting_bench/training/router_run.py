@@ -8,7 +8,8 @@ from halting_bench import catalog
 from halting_bench.errors import UserError
 from halting_bench.halting.routers import save_router
 from halting_bench.sources import ModelSource
-from halting_bench.training.routers import RouterRecipe, compare, fit, harvest, quality_of
+from halting_bench.training.router_comparison import compare
+from halting_bench.training.routers import RouterRecipe, fit, harvest, quality_of
 
 SHARES = (0.5, 0.75)
 """Where the documents are cut: before the first to train, up to the second to choose thresholds, the rest to test."""

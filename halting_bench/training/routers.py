@@ -1,37 +1,37 @@
-"""Trains routers on labels harvested from a frozen model's own trajectories, and sets them beside the free rules.
+"""Trains routers on labels harvested from a frozen model's own trajectories.
 
-Documents are split in three: routers are trained on one part, thresholds chosen on the next, and everything is reported on
-the last. All rules see the same states. Shapes: N rows, R = max_steps, D width, M documents.
+Shapes: N rows, R = max_steps, D width.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from halting_bench.analysis.statistics import mean_interval, paired_difference
 from halting_bench.architectures.base import RecurrentModel
 from halting_bench.benchmarks.base import Benchmark
 from halting_bench.diagnosis import record_orbits
-from halting_bench.engine.replay import Rule, exits_at, running_extremum, unsigned_threshold
 from halting_bench.engine.trace import Shard, TracePlan, trace
 from halting_bench.errors import UserError, unknown_name
-from halting_bench.halting.routers import KINDS, LABELS, Router
-from halting_bench.halting.signals import SIGNALS
+from halting_bench.halting.policy import View, undefined_readout
+from halting_bench.halting.routers import HARD_LABELS, KINDS, LABELS, Router, RouterPolicy
 from halting_bench.records import Metric
 
 FREE_RULES = {"latent-diff": 1, "acceleration": 2, "kl": 1, "argmax-stable": 1, "entropy": 1, "margin": 1}
 """Signals and hits of the rules that routers are compared with."""
 
-RATES = {"linear": 0.05, "mlp": 0.01}
+RATES = {"linear": 0.05, "mlp": 0.01, "gate": 0.05}
 """Learning rates: a linear router that separates its label well needs large weights to say so."""
 
+USUAL_LABELS = {"linear": HARD_LABELS, "mlp": HARD_LABELS, "gate": ("gain",)}
+"""What each kind is trained to tell unless one says otherwise."""
+
+SLOPE, USUAL_GAIN = 50.0, 0.005
+"""Ouro's second stage (arXiv 2510.25741, section 3.4): going on is right with sigmoid(SLOPE (nats gained - USUAL_GAIN))."""
+
 BINS = 10
-CANDIDATES = 400
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,16 @@ def harvest(model: RecurrentModel, benchmark: Benchmark, documents: list[int], *
 
 
 def labels_of(found: Harvest, recipe: RouterRecipe) -> tuple[np.ndarray, int]:
-    """(label, first step): float32 [N, R], 1 where stopping is right, NaN where the label is not defined."""
+    """(label, first step): float32 [N, R], 1 where stopping is right, NaN where the label is not defined; "gain" is in 0..1."""
     steps = found.latent.shape[1]
     if recipe.label == "converged":  # of two successive outputs: the first step has none before it
         kl = found.shard["score/kl"]
         return np.where(np.isnan(kl), np.nan, kl < recipe.epsilon).astype(np.float32), 2
+    if recipe.label == "gain":  # soft: a step that gains little is likely, not certain, to be the last one wanted
+        loss = found.shard["loss"].astype(np.float64)
+        gained = np.maximum(loss[:, :-1] - loss[:, 1:], 0)
+        stop = 1 / (1 + np.exp(SLOPE * (gained - USUAL_GAIN)))
+        return np.concatenate((np.full((len(loss), 1), np.nan), stop), axis=1).astype(np.float32), 2
     if recipe.label == "saturated":
         return (np.arange(1, steps + 1) >= found.shard["saturation"][:, None]).astype(np.float32), 1
     loss = found.shard["loss"].astype(np.float64)
@@ -100,6 +105,7 @@ def fit(found: Harvest, recipe: RouterRecipe, model_hash: str) -> Router:
     """Class-balanced logistic regression on standardised states, at every (row, step) where the label is defined.
 
     The balance moves the intercept by the log-odds of the label; it is moved back, so that the output is a probability.
+    The soft label is not balanced, as in Ouro.
     """
     label, first = labels_of(found, recipe)
     row, step = np.nonzero(~np.isnan(label))
@@ -122,7 +128,7 @@ def fit(found: Harvest, recipe: RouterRecipe, model_hash: str) -> Router:
         parameters += list(hidden.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=RATES[recipe.kind], weight_decay=recipe.decay)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, total_iters=recipe.steps)
-    balance = torch.tensor((1 - rate) / rate)
+    balance = torch.tensor(1.0 if recipe.label == "gain" else (1 - rate) / rate)
     latent, wanted = torch.from_numpy(found.latent), torch.from_numpy(label)
     for _ in range(recipe.steps):
         chosen = torch.randint(len(row), (recipe.batch,), generator=generator).numpy()
@@ -136,9 +142,8 @@ def fit(found: Harvest, recipe: RouterRecipe, model_hash: str) -> Router:
         loss.backward()
         optimizer.step()
         schedule.step()
-    shift = float(np.log(rate / (1 - rate)))
     with torch.no_grad():
-        return _folded(recipe, first, model_hash, weight, bias + shift, hidden, centre, scale)
+        return _folded(recipe, first, model_hash, weight, bias - balance.log(), hidden, centre, scale)
 
 
 def _folded(
@@ -164,13 +169,23 @@ def _folded(
 
 @torch.no_grad()
 def router_scores(router: Router, found: Harvest) -> np.ndarray:
-    """Probabilities of stopping, float32 [N, R]; NaN before the router's first step."""
-    rows, steps, _ = found.latent.shape
-    scores = np.full((rows, steps), np.nan, np.float32)
-    for k in range(router.first, steps + 1):
-        logit = router.logit(torch.from_numpy(found.latent[:, k - 1]), torch.full((rows,), k))
-        scores[:, k - 1] = torch.sigmoid(logit).numpy()
+    """What the router's policy compares with a threshold, float32 [N, R]; NaN before the router's first step."""
+    policy, latent = RouterPolicy(router, 1.0), torch.from_numpy(found.latent)
+    scores = np.empty(latent.shape[:2], np.float32)
+    step = torch.zeros(len(latent), dtype=torch.int64)
+    state = policy.init(View(step, latent[:, 0], undefined_readout))
+    for k in range(latent.shape[1]):
+        verdict, state = policy.step(View(step + k + 1, latent[:, k], undefined_readout), state)
+        scores[:, k] = verdict.score.numpy()
     return scores
+
+
+@torch.no_grad()
+def probabilities(router: Router, found: Harvest) -> np.ndarray:
+    """lambda_k of every row and step, float32 [N, R]; 0 before the router's first step."""
+    latent = torch.from_numpy(found.latent)
+    step = torch.arange(1, latent.shape[1] + 1).expand(len(latent), -1)
+    return router.probability(latent.flatten(0, 1), step.flatten()).view_as(step).numpy()
 
 
 def auroc(score: np.ndarray, label: np.ndarray) -> float:
@@ -193,90 +208,15 @@ def calibration_error(score: np.ndarray, label: np.ndarray, bins: int = BINS) ->
 
 
 def quality_of(router: Router, found: Harvest, recipe: RouterRecipe) -> dict[str, float]:
-    """AUROC, calibration error and label rate over every (row, step) where the label is defined."""
+    """AUROC, calibration error and label rate over every (row, step) where the label is defined.
+
+    All of lambda_k, also of a gate. A soft label counts as positive above one half for AUROC; the calibration error
+    compares with its mean and the label rate is its mean.
+    """
     label, _ = labels_of(found, recipe)
-    score = router_scores(router, found)
-    known = ~np.isnan(label) & ~np.isnan(score)
+    stated, known = probabilities(router, found), ~np.isnan(label)
     return {
-        "auroc": auroc(score[known], label[known]),
-        "calibration_error": calibration_error(score[known], label[known]),
+        "auroc": auroc(stated[known], label[known]),
+        "calibration_error": calibration_error(stated[known], label[known]),
         "label_rate": float(label[known].mean()),
     }
-
-
-def compare(calibration: Harvest, test: Harvest, routers: dict[str, Router], trained: int) -> list[dict[str, Any]]:
-    """Every rule at its cheapest threshold of equal quality: chosen on `calibration`, reported on `test`.
-
-    Args:
-        calibration, test: different documents.
-        routers: by name.
-        trained: the trained depth; full-depth quality is that of the uniform depth.
-
-    Returns:
-        One row a rule, dearest first: mean_depth and its interval, quality, and difference to full depth with a paired
-        interval over documents. A rule that reaches no equal quality has threshold None.
-    """
-    rows = [_uniform_row(calibration, test, trained), _saturation_row(test, trained)]
-    for name, rule, scores in _rules(calibration, test, routers):
-        rows.append({"rule": name} | _chosen(calibration, test, scores, rule, trained))
-    return sorted(rows, key=lambda row: -row["mean_depth"])
-
-
-def _rules(
-    calibration: Harvest, test: Harvest, routers: dict[str, Router]
-) -> Iterator[tuple[str, Rule, tuple[np.ndarray, np.ndarray]]]:
-    for name, hits in FREE_RULES.items():
-        signal = SIGNALS[name]
-        both = (calibration.shard[f"score/{name}"], test.shard[f"score/{name}"])
-        yield name, Rule(name, signal.fires, signal.closed, hits), both
-    for name, router in routers.items():
-        yield name, Rule(name, "above"), (router_scores(router, calibration), router_scores(router, test))
-
-
-def _sign(metric: Metric) -> int:
-    return 1 if metric.higher_is_better else -1
-
-
-def _enough(outcome: np.ndarray, found: Harvest, trained: int) -> bool:
-    """Whether outcomes [N] are as good as full depth's, within the metric's tolerance."""
-    full = found.outcome[:, trained - 1].mean()
-    return bool(_sign(found.metric) * (outcome.mean() - full) >= -found.metric.tolerance)
-
-
-def _chosen(
-    calibration: Harvest, test: Harvest, scores: tuple[np.ndarray, np.ndarray], rule: Rule, trained: int
-) -> dict[str, Any]:
-    extremum, rows = running_extremum(scores[0], rule), np.arange(len(calibration.latent))
-    finite = np.unique(extremum[np.isfinite(extremum)])
-    bounds = finite[np.unique(np.linspace(0, len(finite) - 1, CANDIDATES).astype(int))] if len(finite) else finite
-    steps = extremum.shape[1]
-    for bound in bounds[::-1]:  # the loosest first
-        exits = np.minimum(exits_at(extremum, bound), steps)
-        if _enough(calibration.outcome[rows, exits - 1], calibration, trained):
-            tested = np.minimum(exits_at(running_extremum(scores[1], rule), bound), steps)
-            return {"threshold": float(unsigned_threshold(np.array(bound), rule))} | _figures(test, tested, trained)
-    return {"threshold": None} | _figures(test, np.full(len(test.latent), steps), trained)
-
-
-def _uniform_row(calibration: Harvest, test: Harvest, trained: int) -> dict[str, Any]:
-    enough = (k for k in range(1, trained + 1) if _enough(calibration.outcome[:, k - 1], calibration, trained))
-    depth = next(enough)
-    return {"rule": "fixed", "threshold": depth} | _figures(test, np.full(len(test.latent), depth), trained)
-
-
-def _saturation_row(test: Harvest, trained: int) -> dict[str, Any]:
-    return {"rule": "oracle-saturation", "threshold": None} | _figures(test, test.shard["saturation"].astype(int), trained)
-
-
-def _figures(test: Harvest, exits: np.ndarray, trained: int) -> dict[str, Any]:
-    _, document = np.unique(test.shard["document"], return_inverse=True)
-    counts, outcome = np.bincount(document), test.outcome
-    own = outcome[np.arange(len(exits)), exits - 1]
-    depth, low, high = mean_interval(np.bincount(document, exits.astype(float))[None], counts, bounded=False)
-    sign = _sign(test.metric)
-    full = np.bincount(document, sign * outcome[:, trained - 1])
-    delta, delta_low, delta_high = paired_difference(np.bincount(document, sign * own), full, counts)
-    return {
-        "mean_depth": float(depth[0]), "depth_lo": float(low[0]), "depth_hi": float(high[0]), "quality": float(own.mean()),
-        "delta": float(delta), "delta_lo": float(delta_low), "delta_hi": float(delta_high),
-    }  # fmt: skip

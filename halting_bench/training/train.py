@@ -37,7 +37,7 @@ from halting_bench.training import corpus as corpora
 from halting_bench.training.data import Batch, Mixture
 from halting_bench.training.data import Progress as Curriculum
 from halting_bench.training.objective import draw_depth, objective
-from halting_bench.training.recipe import Recipe, load_recipe
+from halting_bench.training.recipe import CORPUS_TASKS, Recipe, load_recipe
 from halting_bench.training.weights import export, initialise
 
 FAMILIES: dict[str, Callable[[dict], RecurrentModel]] = {
@@ -109,12 +109,13 @@ class Run:
         self.model = FAMILIES[recipe.family](recipe.config)
         initialise(self.model, recipe.seed)
         self.model.to(device)
-        corpus = corpora.build(recipe.corpus) if recipe.corpus and any(p.task == "text" for p in recipe.mixture) else None
+        corpus = corpora.build(recipe.corpus) if recipe.corpus and any(p.task in CORPUS_TASKS for p in recipe.mixture) else None
         self.corpus_manifest = corpus.manifest if corpus else None
         self.mixture = Mixture(recipe, corpus)
         self.counters = Counters(curriculum=self.mixture.start())
         self.parameters = dict(self.model.named_parameters())
-        matrices = {name for name, p in self.parameters.items() if p.ndim == 2 and "wte" not in name and "lm_head" not in name}
+        vectors = ("wte", "lm_head", "halting_head")  # of tokens, or one alone: two-dimensional, but no maps of states
+        matrices = {name for name, p in self.parameters.items() if p.ndim == 2 and not any(part in name for part in vectors)}
         rules = recipe.optimizer
         self.optimizers: dict[str, torch.optim.Optimizer] = {
             "muon": torch.optim.Muon(

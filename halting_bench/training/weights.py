@@ -14,7 +14,10 @@ from halting_bench.training.recipe import Recipe
 
 
 def initialise(model: RecurrentModel, seed: int) -> None:
-    """Seeded weights: matrices N(0, 2 / 5D) cut at 3 sigma, those that write to the residual stream scaled down by depth."""
+    """Seeded weights: matrices N(0, 2 / 5D) cut at 3 sigma, those that write to the residual stream scaled down by depth.
+
+    A halting head begins at odds of one to the mean depth, so that the first exits are not all at the first steps.
+    """
     generator = torch.Generator().manual_seed(seed)
     spec = model.spec
     std = math.sqrt(2 / (5 * spec.width))
@@ -23,6 +26,8 @@ def initialise(model: RecurrentModel, seed: int) -> None:
         if parameter.ndim == 2 and "lm_head" not in name:
             scale = std / math.sqrt(2 * depth) if name.endswith("proj.weight") else std
             nn.init.trunc_normal_(parameter, std=scale, a=-3 * scale, b=3 * scale, generator=generator)
+        if name == "halting_head.bias":
+            nn.init.constant_(parameter, -math.log(spec.mean_recurrence))
 
 
 def export(model: RecurrentModel, recipe: Recipe, out: Path) -> Path:

@@ -18,13 +18,13 @@ from halting_bench.sources import find_model_source
 from halting_bench.store import load_run
 from halting_bench.sweep_config import LatencyConfig, SweepConfig
 from halting_bench.sweeping.run import sweep
+from halting_bench.training.router_comparison import compare
 from halting_bench.training.router_run import train_router
 from halting_bench.training.routers import (
     Harvest,
     RouterRecipe,
     auroc,
     calibration_error,
-    compare,
     fit,
     harvest,
     labels_of,
