@@ -1,0 +1,63 @@
+"""Per-token fixed points (arXiv 2607.14427): convergence, depth by difficulty, and rules of equal quality.
+
+Shapes: N scored rows, R steps, M documents.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from halting_bench.analysis.statistics import mean_interval
+from halting_bench.engine.replay import Rule, exits_at, running_extremum
+from halting_bench.engine.trace import TracePlan, trace
+from halting_bench.halting.routers import LABELS
+from halting_bench.sources import find_model_source
+from halting_bench.training.router_run import train_router
+from halting_bench.training.routers import RouterRecipe
+
+FIXED_POINT_DOCUMENTS = 32
+FIXED_POINT = {
+    "shell": ("huginn-tiny", "level", 4, 96),
+    "pancake": ("huginn-tiny", "level", 4, 96),
+    "docs": ("huginn-tiny-text", "class", 1, 40),
+}
+"""Benchmark -> model, its subsets, sequences of a document, documents for the routers."""
+ROUTERS = (*(("linear", label) for label in LABELS), ("mlp", "saturated"))
+
+
+def fixed_point() -> dict[str, Any]:
+    """Per-token fixed points: convergence, loss to 4x the trained depth, equal-quality depths, routers; tasks and text."""
+    return {name: _fixed_point(name, *asked) for name, asked in FIXED_POINT.items()}
+
+
+def _fixed_point(name: str, model_name: str, family: str, each: int, router_documents: int) -> dict[str, Any]:
+    source = find_model_source(model_name)
+    model = source.load()
+    mean, benchmark = model.spec.mean_recurrence, source.benchmark(name, model.spec)
+    sequences = [s for document in benchmark.sample(FIXED_POINT_DOCUMENTS, 0) for s in benchmark.sequences(document)[:each]]
+    shard = trace(model, sequences, TracePlan(("kl", "latent-diff"), 4 * mean, 0))
+    _, document = np.unique(shard["document"], return_inverse=True)
+    loss = np.stack([np.bincount(document, by_row) for by_row in shard["loss"].astype(float).T])
+    value, low, high = mean_interval(loss, np.bincount(document), bounded=False)
+    converged = exits_at(running_extremum(shard["score/kl"], Rule("kl", "below")), 1e-3)
+    levels, difficulty = benchmark.subset_names[family], shard[f"code/{family}"]
+    recipes = [RouterRecipe(kind, label, batch=1024) for kind, label in ROUTERS]
+    return {
+        "kl_median": _by_step(shard["score/kl"], 0.5),
+        "kl_p90": _by_step(shard["score/kl"], 0.9),
+        "latent_diff_median": _by_step(shard["score/latent-diff"], 0.5),
+        "latent_diff_p90": _by_step(shard["score/latent-diff"], 0.9),
+        "loss": value.tolist(),
+        "loss_lo": low.tolist(),
+        "loss_hi": high.tolist(),
+        "median_steps_to_kl_1e-3": {
+            levels[code]: float(np.median(converged[difficulty == code])) for code in np.unique(difficulty).tolist()
+        },
+        "moving_at_trained_depth": float((shard["score/kl"][:, mean - 1] >= 1e-3).mean()),
+        "equal_quality": train_router(source, name, recipes, None, documents=router_documents, max_steps=2 * mean),
+    }
+
+
+def _by_step(values: np.ndarray, share: float) -> list[float | None]:
+    """A quantile of each step's defined scores."""
+    return [float(np.quantile(c[np.isfinite(c)], share)) if np.isfinite(c).any() else None for c in values.T]

@@ -1,0 +1,117 @@
+"""SELF-Transformer (arXiv 2507.13569): an encoder's attention iterated to its fixed point, against one evaluation.
+
+Shapes: N scored rows, R steps, M documents.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from halting_bench import catalog
+from halting_bench.analysis.statistics import paired_difference
+from halting_bench.benchmarks.base import Benchmark
+from halting_bench.engine.multi_loop import GivenDepth, execute_stacked, scored_positions
+from halting_bench.engine.replay import Rule, exits_at, running_extremum
+from halting_bench.engine.trace import TracePlan, trace
+from halting_bench.sources import find_model_source
+
+SELF_DOCUMENTS, SELF_STEPS, SELF_EPS = 96, 32, (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3)
+HARD = 5
+"""Depths from which a node counts as hard."""
+
+
+def self_transformer() -> dict[str, Any]:
+    """Fixed point against one evaluation: accuracy, iterations by difficulty, and the sweep over eps; two tasks."""
+    return _roots() | {"expressions": _expressions()}
+
+
+def _expressions() -> dict[str, Any]:
+    """Nested expressions: the fixed point against the control trained for one iteration."""
+    benchmark = catalog.find_benchmark("expressions")
+    sequences = [s for document in benchmark.sample(SELF_DOCUMENTS, 0) for s in benchmark.sequences(document)]
+    ran = {}
+    for name in ("self-expressions", "self-expressions-once"):
+        model = find_model_source(name).load()
+        depth = np.full((1, 1, len(model.spec.loops)), float(model.spec.mean_recurrence))
+        ran[name] = execute_stacked(model, sequences, GivenDepth(), depth, max_steps=model.spec.mean_recurrence)
+    fixed, once = ran.values()
+    _, document = np.unique(fixed.document, return_inverse=True)
+    own, control = fixed.correct[0].astype(float), once.correct[0].astype(float)
+    level = np.concatenate([s.codes["level"] for s in sequences])[scored_positions(sequences)]
+    found = {}
+    for code, name in enumerate(("all", *benchmark.subset_names["level"]), -1):
+        rows = (level == code) | (code < 0)
+        count = np.bincount(document[rows], minlength=document.max() + 1)
+        both = [np.bincount(document[rows], values[rows], minlength=len(count)) for values in (own, control)]
+        delta, low, high = paired_difference(both[0], both[1], count)
+        accuracy = {"own": float(own[rows].mean()), "other": float(control[rows].mean())}
+        found[name] = {"gain": delta, "low": low, "high": high} | accuracy
+    return {"depth": int(fixed.steps[0, 0, 0]), "against_trained_for_once": found}
+
+
+def _roots() -> dict[str, Any]:
+    benchmark = catalog.find_benchmark("roots")
+    fixed, once = (_traced(name, benchmark, steps) for name, steps in (("self-tiny", SELF_STEPS), ("self-tiny-once", 1)))
+    correct, difficulty = fixed["correct"].astype(float), fixed["code/level"]
+    _, document = np.unique(fixed["document"], return_inverse=True)
+    hard = difficulty >= HARD - 1
+
+    def gain(other: np.ndarray, rows: np.ndarray) -> dict[str, float]:
+        own, second = (np.bincount(document[rows], values[rows], minlength=document.max() + 1) for values in (trained, other))
+        delta, low, high = paired_difference(own, second, np.bincount(document[rows], minlength=document.max() + 1))
+        return {"gain": delta, "low": low, "high": high, "own": float(trained[rows].mean()), "other": float(other[rows].mean())}
+
+    depth = find_model_source("self-tiny").load().spec.mean_recurrence
+    trained, control = correct[:, depth - 1], once["correct"][:, 0].astype(float)
+    residual, everyone = fixed["score/latent-diff"], np.ones(len(correct), bool)
+    below = exits_at(running_extremum(residual, Rule("latent-diff", "below")), 1e-3)
+    settled = below <= SELF_STEPS
+    names = benchmark.subset_names["level"]
+    levels = {}
+    for code in np.unique(difficulty).tolist():
+        rows = difficulty == code
+        ten = exits_at(running_extremum(residual[rows], Rule("latent-diff", "below")), 0.1)
+        levels[names[code]] = {
+            "accuracy_by_iterations": {str(k): float(correct[rows, k - 1].mean()) for k in (1, 2, 3, 4, 6, 8, 12, 16, 32)},
+            "once": float(control[rows].mean()),
+            "iterations_to_0.1": float(ten.mean()),
+            "iterations_to_1e-3": float(below[rows & settled].mean()) if (rows & settled).any() else None,
+        }
+    return {
+        "depth": depth,
+        "against_itself_once": {"all": gain(correct[:, 0], everyone), "hard": gain(correct[:, 0], hard)},
+        "against_trained_for_once": {"all": gain(control, everyone), "hard": gain(control, hard)},
+        "levels": levels,
+        "settled_to_1e-3": float(settled.mean()),
+        "spearman_iterations_difficulty": _spearman(below[settled], difficulty[settled]),
+        "residual_median": np.median(residual, axis=0).tolist(),
+        "eps": {str(eps): _eps(fixed, eps) for eps in SELF_EPS},
+    }
+
+
+def _traced(name: str, benchmark: Benchmark, steps: int) -> dict[str, np.ndarray]:
+    sequences = [s for document in benchmark.sample(SELF_DOCUMENTS, 0) for s in benchmark.sequences(document)]
+    return trace(find_model_source(name).load(), sequences, TracePlan(("latent-diff", "step-norm"), steps, 0))
+
+
+def _eps(shard: dict[str, np.ndarray], eps: float) -> dict[str, float]:
+    """Each token stopping by itself, and each whole sequence by its Frobenius norm (exact: all positions share a depth)."""
+    rows, (_, sequence) = np.arange(len(shard["correct"])), np.unique(shard["sequence"], return_inverse=True)
+    step, relative = shard["score/step-norm"].astype(float), shard["score/latent-diff"].astype(float)
+    size = np.where(relative > 0, step / np.where(relative > 0, relative, 1.0), 0.0)
+    moved, length = (np.stack([np.bincount(sequence, np.square(by_row)) for by_row in value.T], 1) for value in (step, size))
+    both = {"token": relative, "sequence": np.sqrt(moved / length)[sequence]}
+    found = {}
+    for name, residual in both.items():
+        exits = exits_at(running_extremum(residual, Rule(name, "below")), eps)
+        found[f"{name}_never"] = float((exits > SELF_STEPS).mean())
+        exits = np.minimum(exits, SELF_STEPS)
+        found[f"{name}_iterations"] = float(exits.mean())
+        found[f"{name}_accuracy"] = float(shard["correct"][rows, exits - 1].mean())
+    return found
+
+
+def _spearman(first: np.ndarray, second: np.ndarray) -> float:
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(first, second).statistic)
