@@ -1,1 +1,1 @@
-"""The measurements behind REPRODUCTION.md: what three papers claim, at our scale. `python -m halting_bench.reproduction PART`."""
+"""The measurements behind REPRODUCTION.md: what three papers claim, at our scale."""
