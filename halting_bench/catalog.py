@@ -252,6 +252,7 @@ BENCHMARKS = {
     "roots": "root of a node in a forest given as pointers, for encoders (procedural, by depth of the node)",
     "expressions": "value of nested operations on digits, for encoders (procedural, by height)",
     "docs": "bits per byte on the English task pages inside the installed lm-eval",
+    "masked": "bits per byte at hidden runs of the same pages, for encoders (by length of the run)",
     "text:PATH": "bits per byte on a UTF-8 file or folder of your own",
     "lm-eval:TASK": "any task, group or YAML of lm-eval, scored by lm-eval itself",
 }
@@ -261,15 +262,15 @@ BENCHMARKS = {
 def find_benchmark(name: str) -> Benchmark:
     """A benchmark from its name, or `text:PATH`."""
     from halting_bench.benchmarks.tasks import TASKS
-    from halting_bench.benchmarks.text_sources import docs_benchmark, text_benchmark
+    from halting_bench.benchmarks.text_sources import PAGE_BENCHMARKS, text_benchmark
 
     if name.startswith("text:"):
         return text_benchmark(name.removeprefix("text:"))
-    if name == "docs":
-        return docs_benchmark()
+    if name in PAGE_BENCHMARKS:
+        return PAGE_BENCHMARKS[name]()
     if name in TASKS:
         return TASKS[name]()
-    raise unknown_name("benchmark", name, [*TASKS, "docs", "text:PATH", "lm-eval:TASK"])
+    raise unknown_name("benchmark", name, [*TASKS, *PAGE_BENCHMARKS, "text:PATH", "lm-eval:TASK"])
 
 
 def show(value: BaseModel) -> dict:

@@ -13,8 +13,8 @@ from halting_bench.architectures.config import read_config
 from halting_bench.architectures.hub import fetch, is_hub_id
 from halting_bench.architectures.load import load_model
 from halting_bench.architectures.user_model import GROUP, build_user_model
-from halting_bench.benchmarks.base import Benchmark
-from halting_bench.benchmarks.text import TextBenchmark
+from halting_bench.benchmarks.base import Benchmark, Direction
+from halting_bench.benchmarks.text import DocumentBenchmark
 from halting_bench.benchmarks.tokenizer import Tokenizer, load_tokenizer
 from halting_bench.errors import UserError, unknown_name
 from halting_bench.plugins import load_class, plugin_names
@@ -50,9 +50,21 @@ class ModelSource:
         return load_tokenizer(self.folder, config, vocab_size)
 
     def benchmark(self, name: str, spec: ModelSpec) -> Benchmark:
-        """A benchmark as this model reads it. Raises UserError for an unknown name, or a text that it cannot read."""
+        """A benchmark as this model reads it.
+
+        Raises:
+            UserError: an unknown name, a text that it cannot read, or a benchmark for models that see more or less of it.
+        """
         found = catalog.find_benchmark(name)
-        if isinstance(found, TextBenchmark):
+        if spec.causal and found.direction is Direction.BOTH:
+            raise UserError(
+                f"benchmark '{name}' is for encoders, '{self.name}' sees the left side only: take a non-causal model"
+            )
+        if not spec.causal and found.direction is Direction.LEFT:
+            raise UserError(
+                f"benchmark '{name}' asks for the next token, '{self.name}' sees it: take a causal model, or 'masked'"
+            )
+        if isinstance(found, DocumentBenchmark):
             return found.read_by(self.tokenizer(spec.vocab_size).encoding(), spec.max_length)
         return found
 

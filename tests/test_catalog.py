@@ -317,7 +317,8 @@ def test_parse_tells_the_whole_path_of_a_wrong_leaf():
 
 def test_every_procedural_task_is_listed_and_every_listed_name_is_found():
     from halting_bench.benchmarks.tasks import TASKS
+    from halting_bench.benchmarks.text_sources import PAGE_BENCHMARKS
 
     listed = {name for name in catalog.BENCHMARKS if ":" not in name}
-    assert listed == {*TASKS, "docs"}
+    assert listed == {*TASKS, *PAGE_BENCHMARKS}
     assert all(catalog.find_benchmark(name).name == name for name in listed)

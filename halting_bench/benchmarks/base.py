@@ -6,6 +6,7 @@ Shapes: T positions of a sequence.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 
@@ -33,11 +34,20 @@ class Sample:
     sequences: int | None
 
 
+class Direction(Enum):
+    """What a scored position must be able to see, and what must be hidden from it."""
+
+    EITHER = "either"  # its targets stand nowhere in the input, and any model may be asked
+    LEFT = "left"  # the next token is the target: a model that sees both sides would read it off
+    BOTH = "both"  # what is asked depends on what follows
+
+
 class Benchmark(ABC):
     """A source of documents. It never calls the engine."""
 
     name: str
     metric: Metric
+    direction: Direction = Direction.EITHER
     default_sample: Sample = Sample(256, None)
     executed_sample: Sample = Sample(32, 2)  # where every point is acted out instead of replayed from one pass
     subset_names: dict[str, tuple[str, ...]]  # subset family (level, class, position) -> names of its codes

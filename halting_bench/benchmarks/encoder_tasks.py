@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from halting_bench.benchmarks.base import NOT_SCORED
+from halting_bench.benchmarks.base import NOT_SCORED, Direction
 from halting_bench.benchmarks.procedural import ProceduralTask
 
 _OPERATIONS: dict[str, Callable[[list[int]], int]] = {"+": lambda values: sum(values) % 10, "^": max, "_": min}
@@ -25,7 +25,7 @@ class Roots(ProceduralTask):
     logarithm of that where positions read what others have found out.
     """
 
-    name, tag, chance = "roots", "R", 1 / 3
+    name, tag, chance, direction = "roots", "R", 1 / 3, Direction.BOTH
     bounds, trained = (1, 2, 3, 4, 5, 6, 7, 9), 7
     nodes = 24
     trees = 3

@@ -8,12 +8,13 @@ Shapes: N tokens of a document, T positions of a window.
 """
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from halting_bench.benchmarks.base import NOT_SCORED, Benchmark, Sample, Sequence
+from halting_bench.benchmarks.base import NOT_SCORED, Benchmark, Direction, Sample, Sequence
 from halting_bench.benchmarks.classes import CLASS_NAMES, class_codes
 from halting_bench.errors import UserError
 from halting_bench.records import Metric
@@ -48,12 +49,61 @@ def _encode_bytes(text: bytes) -> Tokens:
 BYTES = Encoding("bytes", 0, _encode_bytes)
 
 
-class TextBenchmark(Benchmark):
-    """Bits per byte of a list of documents."""
+class DocumentBenchmark(Benchmark):
+    """Bits per byte of a list of documents; what is asked of their bytes is the subclass's."""
 
     metric = Metric.BITS_PER_BYTE
     default_sample = Sample(96, 1)
     executed_sample = Sample(12, 1)
+
+    def __init__(self, name: str, documents: list[bytes], source: dict, notes: tuple[str, ...]):
+        """
+        Args:
+            name: as the user types it.
+            documents: UTF-8 text, none empty.
+            source: where the documents came from; JSON-able, a part of the manifest.
+            notes: what was left out, for the user to read.
+        """
+        self.name = name
+        self.notes = notes
+        self._documents = documents
+        self._source = source
+
+    @abstractmethod
+    def read_by(self, encoding: Encoding, max_length: int) -> "DocumentBenchmark":
+        """The same documents for a model with that tokenizer, in windows that it can hold (then it is another benchmark).
+
+        Raises:
+            UserError: such a model cannot be asked.
+        """
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def document(self, document: int) -> bytes:
+        """The text of a document: bits per byte divides by its length, whatever the tokenizer."""
+        return self._documents[document]
+
+    def contents(self) -> dict:
+        """What a manifest says of the documents."""
+        return {
+            "metric": self.metric.value,
+            "source": self._source,
+            "documents": len(self._documents),
+            "bytes": sum(map(len, self._documents)),
+        }
+
+    def sample(self, limit: int | None, seed: int) -> list[int]:
+        if limit is not None and limit < 1:
+            raise UserError(f"limit {limit} of benchmark '{self.name}' must be at least 1: type --limit N, or --limit all")
+        order = sorted(range(len(self)), key=lambda document: hashlib.sha256(f"{seed}/{document}".encode()).digest())
+        return order[:limit]
+
+
+class TextBenchmark(DocumentBenchmark):
+    """Each token predicted from those before it."""
+
+    direction = Direction.LEFT
     subset_names = {"class": CLASS_NAMES, "position": POSITION_NAMES}  # noqa: RUF012 - declared by Benchmark
 
     def __init__(
@@ -69,10 +119,7 @@ class TextBenchmark(Benchmark):
     ):
         """
         Args:
-            name: as the user types it.
-            documents: UTF-8 text, none empty.
-            source: where the documents came from; JSON-able, a part of the manifest.
-            notes: what was left out, for the user to read.
+            name, documents, source, notes: see `DocumentBenchmark`.
             window: positions of one forward.
             stride: positions between the starts of two windows.
             encoding: the model's tokenizer.
@@ -80,46 +127,25 @@ class TextBenchmark(Benchmark):
         Raises:
             UserError: the windows would leave bytes out.
         """
+        super().__init__(name, documents, source, notes)
         if not 0 < stride <= window:
             raise UserError(f"benchmark '{name}' has stride {stride}, window {window}: type a stride from 1 to the window")
-        self.name = name
-        self.notes = notes
-        self._documents = documents
-        self._source = source
         self._window, self._stride, self._encoding = window, stride, encoding
 
     def read_by(self, encoding: Encoding, max_length: int) -> "TextBenchmark":
-        """The same documents for a model with that tokenizer, in windows that it can hold (then it is another benchmark)."""
         window = min(self._window, max_length)
         stride = self._stride if window == self._window else max(1, window * self._stride // self._window)
         return TextBenchmark(
             self.name, self._documents, self._source, self.notes, window=window, stride=stride, encoding=encoding
         )
 
-    def __len__(self) -> int:
-        return len(self._documents)
-
-    def document(self, document: int) -> bytes:
-        """The text of a document: bits per byte divides by its length, whatever the tokenizer."""
-        return self._documents[document]
-
     def manifest(self) -> dict:
-        return {
-            "metric": self.metric.value,
-            "source": self._source,
-            "documents": len(self._documents),
-            "bytes": sum(map(len, self._documents)),
+        return self.contents() | {
             "window": self._window,
             "stride": self._stride,
             "encoding": self._encoding.name,
             "first_token": f"scored, after token {self._encoding.start}",
         }
-
-    def sample(self, limit: int | None, seed: int) -> list[int]:
-        if limit is not None and limit < 1:
-            raise UserError(f"limit {limit} of benchmark '{self.name}' must be at least 1: type --limit N, or --limit all")
-        order = sorted(range(len(self)), key=lambda document: hashlib.sha256(f"{seed}/{document}".encode()).digest())
-        return order[:limit]
 
     def sequences(self, document: int) -> list[Sequence]:
         text = self._documents[document]

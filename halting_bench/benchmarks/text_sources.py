@@ -1,4 +1,4 @@
-"""Where text benchmarks come from: the pages inside lm-eval (`docs`), or a file or folder of the user's (`text:PATH`)."""
+"""Where text benchmarks come from: the pages in lm-eval (`docs`, `masked`), a file or folder of the user's (`text:PATH`)."""
 
 import hashlib
 import importlib.metadata
@@ -6,9 +6,11 @@ import importlib.util
 import os
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
-from halting_bench.benchmarks.text import TextBenchmark
+from halting_bench.benchmarks.masked import MaskedBenchmark
+from halting_bench.benchmarks.text import DocumentBenchmark, TextBenchmark
 from halting_bench.errors import UserError
 
 BLOCK_BYTES = 2048  # a single file is cut into documents of about this size
@@ -17,7 +19,21 @@ MAX_FOREIGN_LETTERS = 0.02  # a page with a larger share of letters outside ASCI
 
 
 def docs_benchmark() -> TextBenchmark:
-    """The English documentation pages of the tasks inside the installed lm-eval, which is not imported.
+    """Each byte of the pages of lm-eval's tasks, predicted from those before it. Raises UserError as `_docs_pages` does."""
+    return TextBenchmark("docs", *_docs_pages("docs"))
+
+
+def masked_benchmark() -> MaskedBenchmark:
+    """Hidden bytes of the same pages, predicted from both sides. Raises UserError as `_docs_pages` does."""
+    return MaskedBenchmark("masked", *_docs_pages("masked"))
+
+
+PAGE_BENCHMARKS: dict[str, Callable[[], DocumentBenchmark]] = {"docs": docs_benchmark, "masked": masked_benchmark}
+"""What is asked of those pages, by name."""
+
+
+def _docs_pages(benchmark: str) -> tuple[list[bytes], dict]:
+    """The English documentation pages of the tasks inside the installed lm-eval, which is not imported, and their source.
 
     Every README.md below its tasks folder, but for the index of all tasks; lines that occur in more than one page are
     dropped, for they are boilerplate that a model could learn from one page and collect on the next.
@@ -28,7 +44,7 @@ def docs_benchmark() -> TextBenchmark:
     spec = importlib.util.find_spec("lm_eval")
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
-            "benchmark 'docs' reads pages inside lm-eval, which is not installed: pip install 'lm-eval>=0.4.13,<0.5'"
+            f"benchmark '{benchmark}' reads pages inside lm-eval, which is not installed: pip install 'lm-eval>=0.4.13,<0.5'"
         )
     version = importlib.metadata.version("lm-eval")
     tasks = Path(spec.submodule_search_locations[0]) / "tasks"
@@ -38,7 +54,7 @@ def docs_benchmark() -> TextBenchmark:
     kept = {name: text.encode() for name, text in _without_shared_lines(english).items()}
     kept = {name: text for name, text in kept.items() if len(text) >= MIN_PAGE_BYTES}
     if not kept:
-        raise UserError(f"benchmark 'docs' finds no pages inside lm-eval {version}: pip install --force-reinstall lm-eval")
+        raise UserError(f"benchmark '{benchmark}' finds no page in lm-eval {version}: pip install --force-reinstall lm-eval")
     source = {
         "kind": "docs",
         "lm_eval": version,
@@ -47,7 +63,7 @@ def docs_benchmark() -> TextBenchmark:
         "shared_lines": "dropped",
         "files": [{"path": name, "sha256": hashlib.sha256(pages[name]).hexdigest()} for name in kept],
     }
-    return TextBenchmark("docs", list(kept.values()), source)
+    return list(kept.values()), source
 
 
 def _share_of_foreign_letters(text: str) -> float:

@@ -26,14 +26,14 @@ from halting_bench.architectures.load import load_model
 from halting_bench.architectures.noise import initial_noise
 from halting_bench.benchmarks.base import NOT_SCORED, Benchmark, Sequence
 from halting_bench.benchmarks.tasks import TASKS
-from halting_bench.benchmarks.text_sources import docs_benchmark
+from halting_bench.benchmarks.text_sources import PAGE_BENCHMARKS
 from halting_bench.errors import unknown_name
 from halting_bench.records import Metric
-from halting_bench.training.recipe import load_recipe
+from halting_bench.training.recipe import CORPUS_TASKS, load_recipe
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 DOCUMENTS = 250
-PAGES = 60  # of `docs`: a page is long
+PAGES = 60  # of lm-eval: a page is long
 NOISE_SEED = 0
 SAMPLE_DEPTHS = (1, 4, 8)
 SAMPLE_DOCUMENTS = {Metric.ACCURACY: 20, Metric.BITS_PER_BYTE: 2}
@@ -42,10 +42,10 @@ BATCH_TOKENS = 4096
 
 def resolve(name: str) -> Benchmark:
     """The benchmark of a card's table."""
-    if name == "docs":
-        return docs_benchmark()
+    if name in PAGE_BENCHMARKS:
+        return PAGE_BENCHMARKS[name]()
     if name not in TASKS:
-        raise unknown_name("benchmark", name, [*TASKS, "docs"])
+        raise unknown_name("benchmark", name, [*TASKS, *PAGE_BENCHMARKS])
     return TASKS[name]()
 
 
@@ -147,7 +147,7 @@ def build_card(folder: Path) -> dict[str, Any]:
     tables = {}
     for name in recipe.benchmarks:
         benchmark = resolve(name)
-        tables[name] = table(model, benchmark, PAGES if name == "docs" else DOCUMENTS)
+        tables[name] = table(model, benchmark, PAGES if name in PAGE_BENCHMARKS else DOCUMENTS)
         tables[name]["sample"] = sample(model, benchmark)
         if name in TASKS:
             tables[name]["chance"] = round(TASKS[name].chance, 2)
@@ -179,11 +179,12 @@ def build_card(folder: Path) -> dict[str, Any]:
 
 
 def _described(part: str, last: dict[str, Any]) -> str:
-    if part != "text":
+    if part not in CORPUS_TASKS:
         names = TASKS[part]().subset_names["level"]
         return f"procedural task '{part}', whose curriculum reached level {names[last['level'][part]]} of {trained_range(part)}"
     corpus = last.get("corpus") or {}
-    return f"text of the packages in recipe.yaml ({corpus.get('bytes', 0)} bytes, sha256 {corpus.get('sha256', 'unknown')})"
+    asked = {"text": "text", "masked": "hidden bytes of text"}[part]
+    return f"{asked} of the packages in recipe.yaml ({corpus.get('bytes', 0)} bytes, sha256 {corpus.get('sha256', 'unknown')})"
 
 
 def trained_range(name: str) -> str:

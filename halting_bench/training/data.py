@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from halting_bench.benchmarks.base import NOT_SCORED
+from halting_bench.benchmarks.masked import MASK, hidden_runs
 from halting_bench.benchmarks.tasks import TASKS
 from halting_bench.training.corpus import Corpus
-from halting_bench.training.recipe import Recipe
+from halting_bench.training.recipe import CORPUS_TASKS, Recipe
 
 TRAINING_STREAM = 0x7261  # keeps training draws apart from evaluation documents, which have streams of their own
 HELD_OUT_TOKENS = 2048
@@ -42,7 +44,7 @@ class Mixture:
         weights = np.array([part.weight for part in recipe.mixture])
         self.names = [part.task for part in recipe.mixture]
         self.share = weights / weights.sum()
-        self.tasks = {name: TASKS[name]() for name in self.names if name != "text"}
+        self.tasks = {name: TASKS[name]() for name in self.names if name not in CORPUS_TASKS}
 
     def start(self) -> Progress:
         return Progress(dict.fromkeys(self.tasks, 0), dict.fromkeys(self.tasks, 0.0))
@@ -54,8 +56,8 @@ class Mixture:
 
     def _one(self, name: str, share: float, rng: np.random.Generator, progress: Progress) -> Batch:
         tokens = round(share * self.recipe.batch_tokens)
-        if name == "text":
-            return self.text(rng, self._text().train, tokens)
+        if name in CORPUS_TASKS:
+            return self.corpus_batch(name, rng, self._text().train, tokens)
         current = progress.level[name]
         level = current if current == 0 or rng.random() < self.recipe.curriculum.current else int(rng.integers(current))
         return self.task(name, level, rng, tokens)
@@ -66,24 +68,34 @@ class Mixture:
         tokens, targets, levels = task.batch(level, count, rng)
         return Batch(name, level, tokens, targets, levels == level)
 
-    def text(self, rng: np.random.Generator, stream: np.ndarray, token_count: int) -> Batch:
+    def corpus_batch(self, name: str, rng: np.random.Generator, stream: np.ndarray, token_count: int) -> Batch:
+        """Windows of a stream of the corpus, asked for their next bytes (`text`) or for those that are hidden (`masked`)."""
         window = self.recipe.window
         count = max(1, token_count // window)
-        last = stream.size - window - 1
+        every = np.ones((count, window), bool)
+        if name == "text":
+            rows = self._windows(rng, stream, count, window + 1)
+            return Batch(name, 0, rows[:, :-1], rows[:, 1:], every)
+        rows = self._windows(rng, stream, count, window)
+        hidden = np.stack([hidden_runs(window, rng) >= 0 for _ in range(count)]) & (rows != 0)  # no document begins hidden
+        return Batch(name, 0, np.where(hidden, MASK, rows), np.where(hidden, rows, NOT_SCORED), every)
+
+    def _windows(self, rng: np.random.Generator, stream: np.ndarray, count: int, length: int) -> np.ndarray:
+        """int64 [count, length], drawn from anywhere or from where a training document starts."""
+        last = stream.size - length
         offsets = rng.integers(last + 1, size=count)
         starts = self._text().starts
         at_start = rng.random(count) < self.recipe.document_start
         if stream is self._text().train:
             snapped = starts[np.searchsorted(starts, offsets, side="right") - 1]
             offsets = np.where(at_start, snapped, offsets)
-        rows = stream[offsets[:, None] + np.arange(window + 1)].astype(np.int64)
-        return Batch("text", 0, rows[:, :-1], rows[:, 1:], np.ones((count, window), bool))
+        return stream[offsets[:, None] + np.arange(length)].astype(np.int64)
 
     def held_out(self, name: str) -> Batch:
         """The fixed batch that the log's losses by depth are taken on: the hardest trained level, or held-out documents."""
         rng = np.random.default_rng([TRAINING_STREAM, 1, self.names.index(name)])
-        if name == "text":
-            return self.text(rng, self._text().held_out, HELD_OUT_TOKENS)
+        if name in CORPUS_TASKS:
+            return self.corpus_batch(name, rng, self._text().held_out, HELD_OUT_TOKENS)
         return self.task(name, self.tasks[name].trained - 1, rng, HELD_OUT_TOKENS)
 
     def _text(self) -> Corpus:
@@ -94,7 +106,7 @@ class Mixture:
     def learn(self, progress: Progress, batch: Batch, correct: np.ndarray, loops: int) -> None:
         """Moves the curriculum after a step. correct: bool [B, T]."""
         rules = self.recipe.curriculum
-        if batch.source == "text" or batch.level != progress.level[batch.source] or loops < rules.min_loops:
+        if batch.source in CORPUS_TASKS or batch.level != progress.level[batch.source] or loops < rules.min_loops:
             return
         name = batch.source
         accuracy = float(correct[batch.hardest].mean())

@@ -107,6 +107,9 @@ class Run:
         self.recipe, self.device, self.out = recipe, device, out
         self.identity = digest(recipe.model_dump(mode="json", exclude={"checkpoint_every", "summary", "cannot", "benchmarks"}))
         self.model = FAMILIES[recipe.family](recipe.config)
+        wrong, sides = ("masked", "the left side only") if self.model.spec.causal else ("text", "both sides")
+        if wrong in {part.task for part in recipe.mixture}:
+            raise UserError(f"task '{wrong}' is not for '{recipe.family}', which sees {sides}: take another task or family")
         initialise(self.model, recipe.seed)
         self.model.to(device)
         corpus = corpora.build(recipe.corpus) if recipe.corpus and any(p.task in CORPUS_TASKS for p in recipe.mixture) else None
