@@ -3,6 +3,9 @@
 Shapes: N scored rows, R steps, M documents.
 """
 
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,12 @@ from halting_bench.analysis.statistics import mean_interval
 from halting_bench.engine.replay import Rule, exits_at, running_extremum
 from halting_bench.engine.trace import TracePlan, trace
 from halting_bench.halting.routers import LABELS
+from halting_bench.latency import time_run
+from halting_bench.latency_plan import LatencyRequest
 from halting_bench.sources import find_model_source
+from halting_bench.store import load_run
+from halting_bench.sweep_config import SweepConfig
+from halting_bench.sweeping.run import sweep
 from halting_bench.training.router_run import train_router
 from halting_bench.training.routers import RouterRecipe
 
@@ -22,12 +30,42 @@ FIXED_POINT = {
     "docs": ("huginn-tiny-text", "class", 1, 40),
 }
 """Benchmark -> model, its subsets, sequences of a document, documents for the routers."""
+FREE_RULES = ("kl", "latent-diff")
+TIMED_ROWS = 8
 ROUTERS = (*(("linear", label) for label in LABELS), ("mlp", "saturated"))
 
 
 def fixed_point() -> dict[str, Any]:
     """Per-token fixed points: convergence, loss to 4x the trained depth, equal-quality depths, routers; tasks and text."""
-    return {name: _fixed_point(name, *asked) for name, asked in FIXED_POINT.items()}
+    return {name: _fixed_point(name, *asked) | {"seconds": seconds(asked[0], name)} for name, asked in FIXED_POINT.items()}
+
+
+def seconds(model: str, benchmark: str) -> list[dict[str, Any]]:
+    """The free rules at equal quality, acted out and timed beside uniform depth: scoring a text, and decoding.
+
+    Returns:
+        One row a rule and phase: `halting-bench sweep`, then `halting-bench latency` at those points.
+    """
+    import pandas as pd
+
+    with TemporaryDirectory() as folder:
+        config = SweepConfig(models=(model,), benchmarks=(benchmark,), policies=FREE_RULES, plots=False)
+        run = sweep(config, out=Path(folder) / "run")
+        chosen = load_run(run).iso
+        chosen = chosen[chosen["policy"].isin((*FREE_RULES, "fixed")) & (chosen["status"] == "ok")]
+        names = tuple(f"{row.policy}@{row.threshold!r}" for row in chosen.itertuples())
+        timed = time_run(run, LatencyRequest(names, batch_rows=(TIMED_ROWS,), time_budget_s=120.0))
+    point = ["policy", "threshold"]
+    full = pd.DataFrame({"policy": "fixed", "threshold": chosen["full_depth"].unique()})
+    known = timed.points[timed.points["split"] == "test"]  # a uniform depth replayed is that depth executed
+    known = known[(known["evidence"] == "executed") | (known["policy"] == "fixed")]
+    acted = known.loc[known["subset"] == "all", [*point, "mean_depth", "quality", "quality_lo", "quality_hi"]]
+    acted = acted.drop_duplicates(point)
+    rows = pd.concat((chosen[point], full)).drop_duplicates().merge(acted, on=point, how="left")
+    figures = ["latency_ms_per_token", "p10", "p90", "speedup", "speedup_ideal", "realised_fraction", "noisy"]
+    measured = timed.latency.loc[timed.latency["status"] == "ok", [*point, "phase", "batch_rows", *figures]]
+    rows = rows.merge(measured, on=point)
+    return json.loads(rows.to_json(orient="records"))  # NaN becomes null
 
 
 def _fixed_point(name: str, model_name: str, family: str, each: int, router_documents: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from halting_bench.plan import build_policy, plan_policy
 from halting_bench.records import Metric
 from halting_bench.sources import find_model_source
 
-TWO_SCALE_RULES = ("acceleration", "step-norm", "step-norm-change", "kl")
+TWO_SCALE_RULES = ("acceleration", "acceleration-jointly", "step-norm", "step-norm-change", "kl")
 TWO_SCALE = {
     "two-scale-tiny": ("shell", 64, 4),
     "two-scale-tiny-gate": ("shell", 64, 4),
