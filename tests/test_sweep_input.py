@@ -33,6 +33,19 @@ def refused(folder: Path, tmp_path: Path, **changes: object) -> str:
         ({"benchmarks": ("shel",)}, "unknown benchmark 'shel': did you mean 'shell'?"),
         ({"max_steps": 3}, "max_steps 3 is below the trained depth 4 of 'toy': give at least that"),
         ({"benchmarks": ("text:/no/such/path",)}, "/no/such/path"),
+        (
+            {"benchmarks": ("masked",)},
+            "benchmark 'masked' is for encoders, 'toy' sees the left side only: take a non-causal model",
+        ),
+        (
+            {"benchmarks": ("roots",)},
+            "benchmark 'roots' is for encoders, 'toy' sees the left side only: take a non-causal model",
+        ),
+        (
+            {"models": ("self-expressions",), "benchmarks": ("docs",)},
+            "benchmark 'docs' asks for the next token, 'self-expressions' sees it: take a causal model, or 'masked'",
+        ),
+        ({"models": ("self-tiny",), "benchmarks": ("masked",)}, "576 ids are not bytes"),
     ],
 )
 def test_names_and_depths_that_cannot_be(folder: Path, tmp_path: Path, changes: dict, told: str):

@@ -51,7 +51,7 @@ def test_a_sample_of_each_table_recomputed_from_the_weights_agrees(folder: Path)
 def test_a_table_has_every_depth_in_all_and_by_subset(folder: Path) -> None:
     for told in read(folder)["tables"].values():
         assert told["depths"] == list(DEPTHS)
-        family = next(key for key in ("level", "class") if key in told)
+        family = next(key for key in ("level", "class", "run") if key in told)
         rows = [told["all"], *told[family].values()]
         assert all(len(row) == len(DEPTHS) for row in rows)
 
