@@ -60,6 +60,8 @@ def plan_policy(recipe: PolicyRecipe, spec: ModelSpec, max_steps: int, model_has
     reason = ""
     if any(signal.needs_gate for signal in signals) and not spec.has_gate:
         reason = "the model has no halting gate"
+    elif any(signal.whole_sequence for signal in signals) and spec.causal:
+        reason = "it stops a sequence as a whole, which is for encoders"
     elif recipe.jointly and len(spec.loops) == 1:
         reason = "one decision for all loops is for models of several loops"
     elif first >= max_steps:

@@ -238,14 +238,18 @@ def _scores(model: RecurrentModel, batch: _Batch, signals: tuple[str, ...], max_
     found = {name: np.full((batch.rows, loops, max_steps), np.nan, real) for name in signals}
     names = tuple(sorted({name for signal in signals for name in SIGNALS[signal].remembers}))
     context = batch._context(batch._cache(1), 1)
+    sequence = None if model.spec.causal else torch.from_numpy(batch.slots).to(batch.x.device)
     x = batch.x
     for loop in range(loops):
         state = model.begin(loop, x, batch.noise)
 
         def view(k: int, state: Tensor, loop: int = loop) -> View:
+            def readout() -> Tensor:
+                return model.readout(model.end(loop, state, context.at(READOUT)), context)
+
             step = torch.full((len(state),), k, device=state.device)
             gate = (lambda: model.gate(state)) if model.spec.has_gate else None
-            return View(step, state, lambda: model.readout(model.end(loop, state, context.at(READOUT)), context), gate)
+            return View(step, state, readout, gate, sequence=sequence)
 
         memory = Features(view(0, state), None).remember(names)
         for k in range(1, max_steps + 1):

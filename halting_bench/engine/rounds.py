@@ -149,7 +149,8 @@ class _Loop:
 
         gate = (lambda: self.model.gate(state)) if self.model.spec.has_gate else None
         decided = None if self.rows.decided is None else self._index(self.rows.decided[active])
-        return View(step, state, readout, gate, self.rows.shared, decided)
+        sequence = None if self.model.spec.causal else self._index(self.rows.slots[active])
+        return View(step, state, readout, gate, self.rows.shared, decided, sequence)
 
     def _freeze(self, leaving: np.ndarray, k: int, exits: Tensor) -> None:
         slots, positions = self.rows.slots[leaving], self.rows.positions[leaving]

@@ -25,6 +25,7 @@ class View:
         gate: Callable[[], Tensor] | None = None,
         shared: bool = False,
         decided: Tensor | None = None,
+        sequence: Tensor | None = None,
     ):
         """
         Args:
@@ -35,6 +36,8 @@ class View:
             shared: the rows are the positions of one prompt, which stops as one: when all of them say so.
             decided: in a later loop of a model, int64 [R], the step at which the row halted in the first one (beyond every
                 step where it did not); None in the first.
+            sequence: of an encoder, int64 [R], a number for the sequence that each row is a position of. All of a sequence's
+                active rows are in one view. None where positions come one after the other.
         """
         self.step = step
         self.latent = latent
@@ -42,6 +45,7 @@ class View:
         self._gate = gate
         self.shared = shared
         self.decided = decided
+        self.sequence = sequence
         self._logits: Tensor | None = None
 
     def logits(self) -> Tensor:

@@ -60,6 +60,14 @@ class Features:
     def delta_norm(self) -> Tensor:
         return torch.linalg.vector_norm(self.delta, dim=-1) if self.started else self._row(torch.nan)
 
+    def of_sequence(self, square: Tensor) -> Tensor:
+        """The Frobenius norm over the rows of a sequence, from their squares, [R] -> [R]; of each row where it is alone."""
+        sequence = self.view.sequence
+        if sequence is None:
+            return square.sqrt()
+        total = square.new_zeros(int(sequence.max()) + 1).index_add(0, sequence, square)
+        return total[sequence].sqrt()
+
     @cached_property
     def acceleration(self) -> Tensor:
         """The norm of D_k - D_{k-1}, [R]; NaN at k = 1."""
@@ -129,7 +137,8 @@ class Signal:
     """A score per row and step, and when it says stop.
 
     `first` is the first step with a defined score; `fires` says on which side of the threshold it halts, `closed`
-    whether equality halts too. `latent_passes` and `vocab_passes` count elementwise sweeps over D and V for the cost.
+    whether equality halts too. `whole_sequence`: an encoder's rows of one sequence share a score, and so stop together.
+    `latent_passes` and `vocab_passes` count elementwise sweeps over D and V for the cost.
     """
 
     score: Callable[[Features], Tensor]
@@ -139,6 +148,7 @@ class Signal:
     closed: bool = False
     needs_logits: bool = False
     needs_gate: bool = False
+    whole_sequence: bool = False
     latent_passes: int = 0
     vocab_passes: int = 0
 
@@ -160,6 +170,12 @@ def _latent_diff_old(f: Features) -> Tensor:
     """Relative to the old state; NaN, not infinite, where that is zero."""
     before = f.before("latent_norm")
     return torch.where(before > 0, f.delta_norm / before, torch.nan)
+
+
+def _attention_fixed_point(f: Features) -> Tensor:
+    """The step of a whole sequence over its old state, both in the Frobenius norm; NaN where that is zero."""
+    before = f.of_sequence(f.before("latent_norm").square())
+    return torch.where(before > 0, f.of_sequence(f.delta_norm.square()) / before, torch.nan)
 
 
 def _cosine(f: Features) -> Tensor:
@@ -213,6 +229,9 @@ SIGNALS: dict[str, Signal] = {
         lambda f: (f.delta_norm - f.before("delta_norm")).abs() / f.before("delta_norm"), _LENGTHS, 2, 2
     ),
     "cosine": _latent(_cosine, ("latent", "latent_norm"), 1, 4),
+    "attention-fixed-point": Signal(
+        _attention_fixed_point, ("latent", "latent_norm"), 1, "below", whole_sequence=True, latent_passes=3
+    ),
     "fixed-point-inf": _latent(_fixed_point_inf, _STEP, 1, 3),
     "kl": _logit(_kl, ("log_p", "p"), 2, 4),
     "kl-reverse": _logit(lambda f: torch.linalg.vecdot(f.p, f.change_log_p), ("log_p",), 2, 4),

@@ -66,6 +66,7 @@ TEXTBOOK: dict[str, tuple[int, Callable[[Row, Row, Row, int], float]]] = {
         2,
         lambda x, z, g, k: abs(length(x[k] - x[k - 1]) - length(x[k - 1] - x[k - 2])) / length(x[k - 1] - x[k - 2]),
     ),
+    "attention-fixed-point": (1, lambda x, z, g, k: length(x[k] - x[k - 1]) / length(x[k - 1])),  # a sequence of one row
     "cosine": (1, lambda x, z, g, k: 1 - cosine(x[k], x[k - 1])),
     "fixed-point-inf": (1, lambda x, z, g, k: float(np.abs(x[k] - x[k - 1]).max() / (np.abs(x[k]).max() + 1e-8))),
     "kl": (2, lambda x, z, g, k: kl(softmax(z[k - 1]), softmax(z[k]))),
