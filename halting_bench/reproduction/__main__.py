@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from halting_bench.reproduction.fixed_point import fixed_point
+from halting_bench.reproduction.pictures import draw
 from halting_bench.reproduction.self_transformer import self_transformer
 from halting_bench.reproduction.two_scale import two_scale
 
@@ -28,3 +29,4 @@ if __name__ == "__main__":
     target = given.out / f"reproduction-{given.part}.json"
     target.write_text(json.dumps(PARTS[given.part](), indent=1) + "\n")
     print(target)
+    draw(given.out)
