@@ -91,9 +91,20 @@ def _fixed_point(name: str, model_name: str, family: str, each: int, router_docu
         "median_steps_to_kl_1e-3": {
             levels[code]: float(np.median(converged[difficulty == code])) for code in np.unique(difficulty).tolist()
         },
+        "mean_steps_to_kl_1e-3": {
+            levels[code]: _mean(np.minimum(converged, 4 * mean), document, difficulty == code)
+            for code in np.unique(difficulty).tolist()
+        },
         "moving_at_trained_depth": float((shard["score/kl"][:, mean - 1] >= 1e-3).mean()),
         "equal_quality": train_router(source, name, recipes, None, documents=router_documents, max_steps=2 * mean),
     }
+
+
+def _mean(values: np.ndarray, document: np.ndarray, rows: np.ndarray) -> dict[str, float]:
+    """Of some rows, with an interval over documents."""
+    _, own = np.unique(document[rows], return_inverse=True)
+    found = mean_interval(np.bincount(own, values[rows])[None], np.bincount(own), bounded=False)
+    return dict(zip(("mean", "low", "high"), (float(value[0]) for value in found), strict=True))
 
 
 def _by_step(values: np.ndarray, share: float) -> list[float | None]:
