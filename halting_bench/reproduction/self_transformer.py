@@ -13,10 +13,12 @@ from halting_bench.benchmarks.base import Benchmark
 from halting_bench.engine.multi_loop import GivenDepth, execute_stacked, scored_positions
 from halting_bench.engine.replay import Rule, exits_at, running_extremum
 from halting_bench.engine.trace import TracePlan, trace
+from halting_bench.halting.policies import ThresholdPolicy
 from halting_bench.records import Metric
 from halting_bench.sources import find_model_source
 
 SELF_DOCUMENTS, SELF_STEPS, SELF_EPS = 96, 32, (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3)
+EPS_RULES = {"token": "latent-diff-old", "sequence": "attention-fixed-point"}
 HARD = 5
 """Depths from which a node counts as hard."""
 
@@ -128,29 +130,27 @@ def _roots() -> dict[str, Any]:
         "settled_to_1e-3": float(settled.mean()),
         "spearman_iterations_difficulty": _spearman(below[settled], difficulty[settled]),
         "residual_median": np.median(residual, axis=0).tolist(),
-        "eps": {str(eps): _eps(fixed, eps) for eps in SELF_EPS},
+        "eps": _eps(benchmark),
     }
 
 
 def _traced(name: str, benchmark: Benchmark, steps: int) -> dict[str, np.ndarray]:
     sequences = [s for document in benchmark.sample(SELF_DOCUMENTS, 0) for s in benchmark.sequences(document)]
-    return trace(find_model_source(name).load(), sequences, TracePlan(("latent-diff", "step-norm"), steps, 0))
+    return trace(find_model_source(name).load(), sequences, TracePlan(("latent-diff",), steps, 0))
 
 
-def _eps(shard: dict[str, np.ndarray], eps: float) -> dict[str, float]:
-    """Each token stopping by itself, and each whole sequence by its Frobenius norm (exact: all positions share a depth)."""
-    rows, (_, sequence) = np.arange(len(shard["correct"])), np.unique(shard["sequence"], return_inverse=True)
-    step, relative = shard["score/step-norm"].astype(float), shard["score/latent-diff"].astype(float)
-    size = np.where(relative > 0, step / np.where(relative > 0, relative, 1.0), 0.0)
-    moved, length = (np.stack([np.bincount(sequence, np.square(by_row)) for by_row in value.T], 1) for value in (step, size))
-    both = {"token": relative, "sequence": np.sqrt(moved / length)[sequence]}
-    found = {}
-    for name, residual in both.items():
-        exits = exits_at(running_extremum(residual, Rule(name, "below")), eps)
-        found[f"{name}_never"] = float((exits > SELF_STEPS).mean())
-        exits = np.minimum(exits, SELF_STEPS)
-        found[f"{name}_iterations"] = float(exits.mean())
-        found[f"{name}_accuracy"] = float(shard["correct"][rows, exits - 1].mean())
+def _eps(benchmark: Benchmark) -> dict[str, dict[str, float]]:
+    """The sweep over eps, executed: each token stopping by itself, and each sequence as a whole."""
+    model = find_model_source("self-tiny").load()
+    sequences = [s for document in benchmark.sample(SELF_DOCUMENTS, 0) for s in benchmark.sequences(document)]
+    found: dict[str, dict[str, float]] = {str(eps): {} for eps in SELF_EPS}
+    for name, rule in EPS_RULES.items():
+        taus = np.array(SELF_EPS)[:, None, None]
+        done = execute_stacked(model, sequences, ThresholdPolicy(rule, np.nan), taus, max_steps=SELF_STEPS)
+        for own, steps, correct, never in zip(found.values(), done.steps, done.correct, done.never_fired, strict=True):
+            own[f"{name}_iterations"] = float(steps.mean())
+            own[f"{name}_accuracy"] = float(correct.mean())
+            own[f"{name}_never"] = float(never.mean())
     return found
 
 
