@@ -13,7 +13,7 @@ import numpy as np
 from halting_bench.analysis.statistics import mean_interval
 from halting_bench.engine.replay import Rule, exits_at, running_extremum
 from halting_bench.engine.trace import TracePlan, trace
-from halting_bench.halting.routers import LABELS
+from halting_bench.halting.routers import HARD_LABELS
 from halting_bench.latency import time_run
 from halting_bench.latency_plan import LatencyRequest
 from halting_bench.sources import find_model_source
@@ -32,7 +32,7 @@ FIXED_POINT = {
 """Benchmark -> model, its subsets, sequences of a document, documents for the routers."""
 FREE_RULES = ("kl", "latent-diff")
 TIMED_ROWS = 8
-ROUTERS = (*(("linear", label) for label in LABELS), ("mlp", "saturated"))
+ROUTERS = (*(("linear", label) for label in HARD_LABELS), ("mlp", "saturated"), ("gate", "gain"))
 
 
 def fixed_point() -> dict[str, Any]:

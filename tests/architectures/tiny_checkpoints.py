@@ -34,6 +34,7 @@ NANBEIGE = {
 
 CONFIGS: dict[str, tuple[dict, str]] = {
     "huginn": (HUGINN, "sandwich"),
+    "huginn-halting-head": ({**HUGINN, "halting_head": True}, "sandwich"),
     "retrofitted-llama": (RETROFIT, "pre-norm"),
     "retrofitted-olmo": ({**RETROFIT, "rope_scaling": None}, "post-norm"),
     "embed-init": ({**RETROFIT, "initial_state_mode": "embed-init"}, "pre-norm"),

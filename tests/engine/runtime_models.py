@@ -26,13 +26,13 @@ LATENT = ("latent-diff", "acceleration", "step-norm-change-rel")
 LOGIT = ("kl", "entropy-diff", "argmax-stable")
 
 
-def tiny_huginn(seed: int = 0, dtype: torch.dtype = torch.float64) -> Huginn:
-    """A 1-2-1 model of width 16 with random weights, large enough that its steps differ."""
+def tiny_huginn(seed: int = 0, dtype: torch.dtype = torch.float64, head: bool = False) -> Huginn:
+    """A 1-2-1 model of width 16 with random weights, large enough that its steps differ; with a halting head if asked."""
     torch.manual_seed(seed)
     config = {
         "n_embd": 16, "n_heads": 2, "n_layers_in_prelude": 1, "n_layers_in_recurrent_block": 2, "n_layers_in_coda": 1,
         "intermediate_size": 24, "block_size": 64, "padded_vocab_size": VOCAB, "mean_recurrence": 4, "norm_eps": 1e-6,
-        "rope_base": 1000, "qk_bias": True, "init_values": {},
+        "rope_base": 1000, "qk_bias": True, "init_values": {}, "halting_head": head,
     }  # fmt: skip
     model = Huginn(config).to(dtype).eval().requires_grad_(False)
     for name, parameter in model.named_parameters():

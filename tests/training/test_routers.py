@@ -1,5 +1,7 @@
 """Routers: labels, training, figures, files."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -28,6 +30,7 @@ from halting_bench.training.routers import (
     fit,
     harvest,
     labels_of,
+    probabilities,
     quality_of,
     router_scores,
 )
@@ -71,6 +74,28 @@ def test_labels_say_when_stopping_is_right() -> None:
     improvement, first = labels_of(found, RouterRecipe("linear", "improvement"))
     assert first == 1
     np.testing.assert_array_equal(improvement, k >= needed)
+
+
+def test_the_gain_label_is_ouro_s_soft_target() -> None:
+    found = synthetic(0)
+    found.shard["loss"] = np.array([[2.0, 1.0, 0.995, 0.995, 1.5, 1.4]], np.float32)
+    label, first = labels_of(found, RouterRecipe("gate", "gain"))
+    assert first == 2 and np.isnan(label[0, 0])
+    gained = (1.0, 0.005, 0.0, 0.0, 0.1)  # a loss that rises gains nothing
+    wanted = [1 - 1 / (1 + math.exp(-50 * (gain - 0.005))) for gain in gained]
+    assert label[0, 1:].tolist() == pytest.approx(wanted, abs=1e-4)
+
+
+def test_a_gate_learns_its_soft_label_and_is_judged_step_by_step() -> None:
+    recipe = RouterRecipe("gate", "gain", steps=300, batch=512)
+    found = synthetic(1)
+    router = fit(synthetic(0), recipe, "hash")
+    told, label = quality_of(router, found, recipe), labels_of(found, recipe)[0]
+    assert told["calibration_error"] < 0.05
+    assert told["label_rate"] == pytest.approx(np.nanmean(label), abs=1e-6)
+    known = ~np.isnan(label)
+    assert told["auroc"] == pytest.approx(auroc(probabilities(router, found)[known], label[known] > 0.5))
+    assert (np.diff(router_scores(router, found)[:, 1:], axis=1) >= 0).all()
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
@@ -117,9 +142,10 @@ def test_the_policy_scores_as_the_comparison_does() -> None:
             verdict, _ = policy.step(view, policy.init(view))
             np.testing.assert_array_equal(verdict.score.numpy(), scores[:, k - 1])
             np.testing.assert_array_equal(verdict.halt.numpy(), scores[:, k - 1] > 0.6)
+            np.testing.assert_array_equal(probabilities(router, found)[:, k - 1], scores[:, k - 1])
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp"])
+@pytest.mark.parametrize("kind", ["linear", "mlp", "gate"])
 def test_a_saved_router_is_the_same(kind: str, tmp_path) -> None:
     found = synthetic(0)
     router = fit(found, RouterRecipe(kind, "improvement", steps=20), "this")
@@ -132,20 +158,22 @@ def test_a_saved_router_is_the_same(kind: str, tmp_path) -> None:
         load_router(tmp_path / "junk.safetensors")
 
 
-def test_a_sweep_takes_a_router_beside_the_free_rules_and_refuses_it_on_another_model(tmp_path) -> None:
+@pytest.mark.parametrize(("kind", "label"), [("linear", "saturated"), ("gate", "gain")])
+def test_a_sweep_takes_a_router_beside_the_free_rules_and_refuses_it_on_another_model(tmp_path, kind, label) -> None:
     source, other = find_model_source("huginn-tiny"), find_model_source("self-tiny")
-    train_router(source, "shell", [RouterRecipe("linear", "saturated", steps=30)], tmp_path, documents=12, max_steps=10)
-    path = str(tmp_path / "router-linear-saturated.safetensors")
+    train_router(source, "shell", [RouterRecipe(kind, label, steps=30)], tmp_path, documents=12, max_steps=10)
+    name = f"router-{kind}-{label}"
+    path = str(tmp_path / f"{name}.safetensors")
     config = SweepConfig(
         models=("huginn-tiny",), benchmarks=("shell",), policies=(path, "kl"), limit=8, max_steps=10, execute=False,
         latency=LatencyConfig(enabled=False), plots=False,
     )  # fmt: skip
     run = load_run(sweep(config, out=tmp_path / "run"))
     points = run.points[(run.points["split"] == "test") & (run.points["subset"] == "all")].set_index("policy")
-    mine = points.loc["router-linear-saturated"]
+    mine = points.loc[name]
     assert mine["mean_depth"].is_monotonic_increasing
     assert mine["mean_depth"].nunique() > 3
-    assert "random@router-linear-saturated" in points.index
+    assert f"random@{name}" in points.index
     assert mine["flops_per_token"].min() < points.loc["kl", "flops_per_token"].min() * 2
     refused = plan_policy(find_policy(path), other.load().spec, 8, other.hash())
     assert f"the router was trained on model {source.hash()}" in refused.not_applicable
