@@ -130,7 +130,7 @@ def _trace_batch(model: RecurrentModel, sequences: list[Sequence], plan: TracePl
     every = bool(scored.all())
     gold = targets.to(device)[scored]
     lengths = torch.tensor([len(s.tokens) for s in sequences], device=device)
-    context = DenseContext(tokens.shape[1], causal=model.spec.causal, lengths=lengths, device=device)
+    context = DenseContext(tokens.shape[1], causal=model.spec.causal, lengths=lengths, device=device, contain=True)
     x = model.embed(tokens.to(device), context)
     noise = batch_noise(model, sequences, tokens.shape[1], plan.seed)
     state = model.begin(0, x, None if noise is None else noise.to(device))
