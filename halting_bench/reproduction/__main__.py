@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from halting_bench.reproduction.fixed_point import fixed_point
+from halting_bench.reproduction.gates import gates
 from halting_bench.reproduction.pictures import draw
 from halting_bench.reproduction.self_transformer import self_transformer
 from halting_bench.reproduction.two_scale import two_scale
@@ -18,6 +19,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "self": self_transformer,
     "two-scale": two_scale,
     "fixed-point": fixed_point,
+    "gates": gates,
 }
 
 if __name__ == "__main__":
