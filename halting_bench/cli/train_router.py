@@ -16,6 +16,7 @@ def train_router(
         list[str] | None,
         typer.Option(help="converged, saturated, improvement, gain. Default: gain for a gate, else the rest."),
     ] = None,
+    inputs: Annotated[str, typer.Option(help="latent, or latent+change: how far and how evenly it moves, too.")] = "latent",
     benchmark: Annotated[str | None, typer.Option(help="By default the first that the model's card names.")] = None,
     documents: Annotated[int, typer.Option(help="Over training, choosing and testing.")] = 256,
     max_steps: Annotated[int | None, typer.Option(help="Of every trajectory; by default twice the trained number.")] = None,
@@ -30,7 +31,7 @@ def train_router(
     from halting_bench.training.routers import USUAL_LABELS, RouterRecipe
 
     asked = [(k, want) for k in kind or KINDS for want in label or USUAL_LABELS.get(k, LABELS)]
-    recipes = [RouterRecipe(k, want, shared=not per_step, seed=seed) for k, want in asked]
+    recipes = [RouterRecipe(k, want, shared=not per_step, inputs=inputs, seed=seed) for k, want in asked]
     found = run(find_model_source(model), benchmark, recipes, out, documents=documents, max_steps=max_steps, seed=seed)
     say(f"routers: {out}")
     if as_json:

@@ -57,9 +57,8 @@ def train_router(
     train, choose, test = (harvest(model, chosen, part, max_steps=steps, seed=seed) for part in parts)
     routers, told = {}, {}
     for recipe in recipes:
-        name = f"router-{recipe.kind}-{recipe.label}" + ("" if recipe.shared else "-per-step")
-        routers[name] = fit(train, recipe, model_hash)
-        told[name] = quality_of(routers[name], test, recipe)
+        routers[recipe.name] = fit(train, recipe, model_hash)
+        told[recipe.name] = quality_of(routers[recipe.name], test, recipe)
     rules = compare(choose, test, routers, spec.mean_recurrence)
     if out is not None:
         for recipe, (name, router) in zip(recipes, routers.items(), strict=True):

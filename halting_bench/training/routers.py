@@ -15,8 +15,8 @@ from halting_bench.benchmarks.base import Benchmark
 from halting_bench.diagnosis import record_orbits
 from halting_bench.engine.trace import Shard, TracePlan, trace
 from halting_bench.errors import UserError, unknown_name
-from halting_bench.halting.policy import View, undefined_readout
-from halting_bench.halting.routers import HARD_LABELS, KINDS, LABELS, Router, RouterPolicy
+from halting_bench.halting.routers import HARD_LABELS, INPUTS, KINDS, LABELS, Router, router_inputs
+from halting_bench.halting.signals import SIGNALS
 from halting_bench.records import Metric
 
 FREE_RULES = {"latent-diff": 1, "acceleration": 2, "kl": 1, "argmax-stable": 1, "entropy": 1, "margin": 1}
@@ -41,6 +41,7 @@ class RouterRecipe:
     kind: str
     label: str
     shared: bool = True
+    inputs: str = "latent"
     epsilon: float = 1e-3
     delta: float = 0.01
     steps: int = 600
@@ -49,9 +50,20 @@ class RouterRecipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for what, value, known in (("router kind", self.kind, KINDS), ("router label", self.label, LABELS)):
-            if value not in known:
-                raise unknown_name(what, value, known)
+        known = (
+            ("router kind", self.kind, KINDS),
+            ("router label", self.label, LABELS),
+            ("router inputs", self.inputs, INPUTS),
+        )
+        for what, value, names in known:
+            if value not in names:
+                raise unknown_name(f"router {what}", value, names)
+
+    @property
+    def name(self) -> str:
+        """What its router is called."""
+        change = "" if self.inputs == "latent" else "-change"
+        return f"router-{self.kind}-{self.label}{change}" + ("" if self.shared else "-per-step")
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,11 @@ class Harvest:
         if self.metric is Metric.ACCURACY:
             return self.shard["correct"].astype(np.float64)
         return self.shard["loss"].astype(np.float64) / np.log(2)
+
+    def inputs(self, name: str) -> Tensor:
+        """What a router of these inputs looks at, float32 [N, R, I]; NaN at steps where a signal has no score."""
+        signals = [torch.from_numpy(self.shard[f"score/{signal}"]) for signal in INPUTS[name]]
+        return router_inputs(torch.from_numpy(self.latent), signals)
 
 
 def harvest(model: RecurrentModel, benchmark: Benchmark, documents: list[int], *, max_steps: int, seed: int = 0) -> Harvest:
@@ -108,12 +125,15 @@ def fit(found: Harvest, recipe: RouterRecipe, model_hash: str) -> Router:
     The soft label is not balanced, as in Ouro.
     """
     label, first = labels_of(found, recipe)
-    row, step = np.nonzero(~np.isnan(label))
-    steps, width = found.latent.shape[1:]
+    inputs = found.inputs(recipe.inputs)
+    seen = inputs.isfinite().all(-1).numpy()
+    row, step = np.nonzero(seen & ~np.isnan(label))
+    _, steps, width = inputs.shape
+    first = max(first, *(SIGNALS[name].first for name in INPUTS[recipe.inputs]), 1)
     rate = float(label[row, step].mean())
     if not 0 < rate < 1:
         raise UserError(f"label '{recipe.label}' is {rate:g} everywhere: nothing to learn; choose another label or epsilon")
-    flat = found.latent.reshape(-1, width)
+    flat = inputs.numpy()[seen]
     centre, scale = torch.from_numpy(flat.mean(0)), torch.from_numpy(flat.std(0) + 1e-6)
     generator = torch.Generator().manual_seed(recipe.seed)
     heads = 1 if recipe.shared else steps
@@ -129,11 +149,11 @@ def fit(found: Harvest, recipe: RouterRecipe, model_hash: str) -> Router:
     optimizer = torch.optim.AdamW(parameters, lr=RATES[recipe.kind], weight_decay=recipe.decay)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, total_iters=recipe.steps)
     balance = torch.tensor(1.0 if recipe.label == "gain" else (1 - rate) / rate)
-    latent, wanted = torch.from_numpy(found.latent), torch.from_numpy(label)
+    wanted = torch.from_numpy(label)
     for _ in range(recipe.steps):
         chosen = torch.randint(len(row), (recipe.batch,), generator=generator).numpy()
         rows, at = torch.from_numpy(row[chosen]), torch.from_numpy(step[chosen])
-        x = (latent[rows, at] - centre) / scale
+        x = (inputs[rows, at] - centre) / scale
         x = x if hidden is None else F.gelu(hidden(x))
         head = at.clamp(max=heads - 1)
         logit = torch.linalg.vecdot(weight[head], x) + bias[head]
@@ -159,33 +179,36 @@ def _folded(
     """The standardisation put into the first layer."""
     if hidden is None:
         scaled = weight / scale
-        return Router(recipe.kind, recipe.label, first, model_hash, scaled.detach(), (bias - scaled @ centre).detach())
+        return Router(
+            recipe.kind, recipe.label, first, model_hash, scaled.detach(), (bias - scaled @ centre).detach(),
+            inputs=recipe.inputs,
+        )  # fmt: skip
     inner = hidden.weight / scale
     return Router(
         recipe.kind, recipe.label, first, model_hash, weight.detach().clone(), bias.detach(), inner.detach(),
-        (hidden.bias - inner @ centre).detach(),
+        (hidden.bias - inner @ centre).detach(), recipe.inputs,
     )  # fmt: skip
 
 
 @torch.no_grad()
 def router_scores(router: Router, found: Harvest) -> np.ndarray:
     """What the router's policy compares with a threshold, float32 [N, R]; NaN before the router's first step."""
-    policy, latent = RouterPolicy(router, 1.0), torch.from_numpy(found.latent)
-    scores = np.empty(latent.shape[:2], np.float32)
-    step = torch.zeros(len(latent), dtype=torch.int64)
-    state = policy.init(View(step, latent[:, 0], undefined_readout))
-    for k in range(latent.shape[1]):
-        verdict, state = policy.step(View(step + k + 1, latent[:, k], undefined_readout), state)
-        scores[:, k] = verdict.score.numpy()
+    scores = probabilities(router, found)
+    if router.cumulative:
+        survival = np.ones(len(scores), np.float32)
+        for k in range(scores.shape[1]):
+            survival = survival * (1 - scores[:, k])
+            scores[:, k] = 1 - survival
+    scores[:, : router.first - 1] = np.nan
     return scores
 
 
 @torch.no_grad()
 def probabilities(router: Router, found: Harvest) -> np.ndarray:
     """lambda_k of every row and step, float32 [N, R]; 0 before the router's first step."""
-    latent = torch.from_numpy(found.latent)
-    step = torch.arange(1, latent.shape[1] + 1).expand(len(latent), -1)
-    return router.probability(latent.flatten(0, 1), step.flatten()).view_as(step).numpy()
+    inputs = found.inputs(router.inputs)
+    step = torch.arange(1, inputs.shape[1] + 1).expand(len(inputs), -1)
+    return router.probability(inputs.flatten(0, 1), step.flatten()).view_as(step).numpy()
 
 
 def auroc(score: np.ndarray, label: np.ndarray) -> float:
@@ -215,6 +238,7 @@ def quality_of(router: Router, found: Harvest, recipe: RouterRecipe) -> dict[str
     """
     label, _ = labels_of(found, recipe)
     stated, known = probabilities(router, found), ~np.isnan(label)
+    known[:, : router.first - 1] = False
     return {
         "auroc": auroc(stated[known], label[known]),
         "calibration_error": calibration_error(stated[known], label[known]),

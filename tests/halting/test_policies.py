@@ -35,6 +35,7 @@ POLICIES = {name: middling(name) for name in RECIPES} | {
     "any": AnyOf((ThresholdPolicy("entropy", 0.8, hits=2), ThresholdPolicy("gate-cdf", 0.9), FixedDepth(8))),
     "router": RouterPolicy(random_router("linear"), 0.35),
     "gate router": RouterPolicy(random_router("gate"), 0.6),
+    "gate router that sees change": RouterPolicy(random_router("gate", inputs="latent+change"), 0.75),
     "all": AllOf((ThresholdPolicy("latent-diff", 0.6), ThresholdPolicy("kl", 0.2, every=2))),
 }
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from halting_bench.halting.policy import HaltingPolicy, State, View, take_rows
-from halting_bench.halting.routers import Router
+from halting_bench.halting.routers import INPUTS, Router
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,12 @@ def settling(rows: int = 6, steps: int = 9, width: int = 5, vocab: int = 7, seed
     return Trajectory(*(torch.from_numpy(a) for a in (latent, logits, rng.uniform(0.02, 0.6, size=(steps + 1, rows)))))
 
 
-def random_router(kind: str, width: int = 5, first: int = 2, seed: int = 0) -> Router:
+def random_router(kind: str, width: int = 5, first: int = 2, inputs: str = "latent") -> Router:
     """A linear router or a gate that knows nothing; its probabilities lie about .05 to .5."""
-    weight = torch.randn(1, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return Router(kind, "gain", first, "a hash", 0.5 * weight, torch.full((1,), -1.5, dtype=torch.float64))
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(1, width + len(INPUTS[inputs]), generator=generator, dtype=torch.float64)
+    bias = torch.full((1,), -1.5, dtype=torch.float64)
+    return Router(kind, "gain", first, "a hash", 0.5 * weight, bias, inputs=inputs)
 
 
 def run(policy: HaltingPolicy, seen: Trajectory, rows: Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -145,10 +145,11 @@ def test_the_policy_scores_as_the_comparison_does() -> None:
             np.testing.assert_array_equal(probabilities(router, found)[:, k - 1], scores[:, k - 1])
 
 
+@pytest.mark.parametrize("inputs", ["latent", "latent+change"])
 @pytest.mark.parametrize("kind", ["linear", "mlp", "gate"])
-def test_a_saved_router_is_the_same(kind: str, tmp_path) -> None:
+def test_a_saved_router_is_the_same(kind: str, inputs: str, tmp_path) -> None:
     found = synthetic(0)
-    router = fit(found, RouterRecipe(kind, "improvement", steps=20), "this")
+    router = fit(found, RouterRecipe(kind, "improvement", inputs=inputs, steps=20), "this")
     save_router(router, tmp_path / "router.safetensors", {"auroc": 0.9})
     again = load_router(tmp_path / "router.safetensors")
     assert again.model_hash == "this"
@@ -156,6 +157,22 @@ def test_a_saved_router_is_the_same(kind: str, tmp_path) -> None:
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
     with pytest.raises(UserError, match="is not a router"):
         load_router(tmp_path / "junk.safetensors")
+
+
+def test_the_policy_of_a_router_that_sees_change_scores_as_the_comparison_does() -> None:
+    source = find_model_source("huginn-tiny")
+    found = harvest(source.load(), Shell(), [3, 1], max_steps=9)
+    recipe = RouterRecipe("linear", "saturated", inputs="latent+change", steps=20)
+    router = fit(found, recipe, "hash")
+    assert recipe.name == "router-linear-saturated-change" and router.first == 2
+    sequences = [s for d in (3, 1) for s in Shell().sequences(d)]
+    for threshold in (0.5, 0.8):
+        plan = TracePlan((), 9, 0, opaque={"router": RouterPolicy(router, threshold)})
+        scores = router_scores(router, found)
+        assert np.isnan(scores[:, 0]).all()
+        fired = np.nan_to_num(scores) > threshold
+        exits = np.where(fired.any(1), fired.argmax(1) + 1, 10)
+        assert (trace(source.load(), sequences, plan)["exit/router"] == exits).mean() > 0.99  # float32: two passes
 
 
 @pytest.mark.parametrize(("kind", "label"), [("linear", "saturated"), ("gate", "gain")])
