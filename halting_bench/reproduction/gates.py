@@ -31,7 +31,7 @@ CHOSEN = [*POINT, "delta_uniform", "delta_uniform_lo", "delta_uniform_hi", "delt
 
 
 def gates() -> dict[str, Any]:
-    """Each head's exits: at equal quality, as trained, over its thresholds, by level, and acted out."""
+    """Each head beside the free rules: at equal quality, by level, as trained, acted out, and over all thresholds."""
     return {name: _measured(name, *own) for name, own in HEADS.items()}
 
 
@@ -44,14 +44,15 @@ def _measured(name: str, rule: str, threshold: float) -> dict[str, Any]:
         )  # fmt: skip
         run = load_run(sweep(config, out=Path(folder) / "run"))
     tested = run.points[(run.points["split"] == "test") & (run.points["status"] == "ok")]
-    whole = tested[tested["subset"] == "all"]
-    own = tested[(tested["policy"] == rule) & (tested["threshold"] == threshold)]
-    chosen = run.iso.sort_values("mean_depth", ascending=False)
+    whole, levels = tested[tested["subset"] == "all"], tested[tested["subset"].str.startswith("level:")]
+    trained = whole[(whole["policy"] == rule) & (whole["threshold"] == threshold)]
+    chosen = run.iso[run.iso["status"] == "ok"].sort_values("mean_depth", ascending=False)
+    points = chosen.loc[chosen["policy"].isin((rule, *FREE_RULES)), ["policy", "threshold"]].itertuples(index=False)
     return {
-        "equal_quality": _rows(chosen, [*CHOSEN, "status", "full_quality"]),
-        "as_trained": _rows(own[own["subset"] == "all"], POINT)[0],
-        "as_trained_by_level": _rows(own[own["subset"].str.startswith("level:")], ["subset", "mean_depth", "quality"]),
-        "acted_out": _acted_out(name, rule, threshold, int(whole["max_steps"].iloc[0])),
+        "equal_quality": _rows(chosen, [*CHOSEN, "full_quality"]),
+        "by_level": _rows(levels[levels["role"] == "iso"], ["policy", "subset", "mean_depth", "quality"]),
+        "as_trained": _rows(trained, POINT)[0],
+        "acted_out": _acted_out(name, [(rule, threshold), *points], int(whole["max_steps"].iloc[0])),
         "curves": {
             policy: _rows(whole[whole["policy"] == policy].sort_values("mean_depth"), POINT[1:])
             for policy in ("fixed", rule, f"random@{rule}", *FREE_RULES)
@@ -59,20 +60,24 @@ def _measured(name: str, rule: str, threshold: float) -> dict[str, Any]:
     }
 
 
-def _acted_out(name: str, rule: str, threshold: float, max_steps: int) -> dict[str, float]:
-    """The head's own rule stopping each position for real, on the test documents of the sweep."""
+def _acted_out(name: str, points: list[tuple[str, float]], max_steps: int) -> list[dict[str, Any]]:
+    """Rules that stop each position for real, on the test documents of the sweep: later positions see what it froze at."""
     source = find_model_source(name)
     model = source.load()
     benchmark = source.benchmark(BENCHMARK, model.spec)
     documents = benchmark.sample(DOCUMENTS, 0)
     tested = documents[split_size(DOCUMENTS, SweepConfig().calibration_fraction) :]
     sequences = [sequence for document in tested for sequence in benchmark.sequences(document)]
-    done = execute(model, sequences, build_policy(catalog.find_policy(rule), threshold), max_steps=max_steps)
-    _, document = np.unique(done.document, return_inverse=True)
-    found: dict[str, float] = {}
-    for what, values, bounded in (("mean_depth", done.exit_step, False), ("quality", done.correct, True)):
-        means = mean_interval(np.bincount(document, values.astype(float))[None], np.bincount(document), bounded=bounded)
-        found |= {f"{what}{end}": float(value[0]) for end, value in zip(("", "_lo", "_hi"), means, strict=True)}
+    found = []
+    for policy, threshold in points:
+        done = execute(model, sequences, build_policy(catalog.find_policy(policy), threshold), max_steps=max_steps)
+        row: dict[str, Any] = {"policy": policy, "threshold": threshold}
+        _, document = np.unique(done.document, return_inverse=True)
+        for what, values, bounded in (("mean_depth", done.exit_step, False), ("quality", done.correct, True)):
+            sums = np.bincount(document, values.astype(float))[None]
+            for end, value in zip(("", "_lo", "_hi"), mean_interval(sums, np.bincount(document), bounded=bounded), strict=True):
+                row[what + end] = float(value[0])
+        found.append(row)
     return found
 
 
