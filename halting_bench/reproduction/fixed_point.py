@@ -13,7 +13,7 @@ import numpy as np
 from halting_bench.analysis.statistics import mean_interval
 from halting_bench.engine.replay import Rule, exits_at, running_extremum
 from halting_bench.engine.trace import TracePlan, trace
-from halting_bench.halting.routers import HARD_LABELS
+from halting_bench.halting.routers import HARD_LABELS, INPUTS
 from halting_bench.latency import time_run
 from halting_bench.latency_plan import LatencyRequest
 from halting_bench.sources import find_model_source
@@ -32,7 +32,12 @@ FIXED_POINT = {
 """Benchmark -> model, its subsets, sequences of a document, documents for the routers."""
 FREE_RULES = ("kl", "latent-diff")
 TIMED_ROWS = 8
-ROUTERS = (*(("linear", label) for label in HARD_LABELS), ("mlp", "saturated"), ("gate", "gain"))
+ROUTERS = (
+    *(("linear", label, inputs) for inputs in INPUTS for label in HARD_LABELS),
+    ("mlp", "saturated", "latent"),
+    *(("gate", "gain", inputs) for inputs in INPUTS),
+)
+"""Kind, label and inputs."""
 
 
 def fixed_point() -> dict[str, Any]:
@@ -79,7 +84,7 @@ def _fixed_point(name: str, model_name: str, family: str, each: int, router_docu
     value, low, high = mean_interval(loss, np.bincount(document), bounded=False)
     converged = exits_at(running_extremum(shard["score/kl"], Rule("kl", "below")), 1e-3)
     levels, difficulty = benchmark.subset_names[family], shard[f"code/{family}"]
-    recipes = [RouterRecipe(kind, label, batch=1024) for kind, label in ROUTERS]
+    recipes = [RouterRecipe(kind, label, inputs=inputs, batch=1024) for kind, label, inputs in ROUTERS]
     return {
         "kl_median": _by_step(shard["score/kl"], 0.5),
         "kl_p90": _by_step(shard["score/kl"], 0.9),
