@@ -57,7 +57,7 @@ class RouterRecipe:
         )
         for what, value, names in known:
             if value not in names:
-                raise unknown_name(f"router {what}", value, names)
+                raise unknown_name(what, value, names)
 
     @property
     def name(self) -> str:

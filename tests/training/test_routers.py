@@ -1,6 +1,7 @@
 """Routers: labels, training, figures, files."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -231,3 +232,16 @@ def test_a_harvest_keeps_the_state_of_every_scored_row_in_the_order_of_the_trace
     np.testing.assert_array_equal(found.shard["document"], shard["document"])
     followed = relative_steps(found.latent.astype(np.float64))
     np.testing.assert_allclose(followed, shard["score/latent-diff"][:, 1:], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"kind": "gates"}, "unknown router kind 'gates': did you mean 'gate'"),
+        ({"label": "gian"}, "unknown router label 'gian': did you mean 'gain'"),
+        ({"inputs": "change"}, "unknown router inputs 'change'"),
+    ],
+)
+def test_an_unknown_kind_label_or_inputs_suggests_the_nearest(given: dict[str, str], told: str) -> None:
+    with pytest.raises(UserError, match=re.escape(told)):
+        RouterRecipe(**{"kind": "linear", "label": "saturated"} | given)
