@@ -135,8 +135,35 @@ def fixed_point(found: dict[str, Any]) -> "Figure":
     return figure
 
 
+def gates(found: dict[str, Any]) -> "Figure":
+    """A panel a model: accuracy against mean depth of its own head, of free rules, and of exits at random."""
+    figure, grid = figure_of(
+        "Halting heads trained with their model, replayed on shell",
+        1,
+        len(found),
+        panel=1.9,
+        between=(0.55, 0.5),
+        margin=Margin(left=0.57, right=0.1, top=0.5, bottom=0.95),
+        sharey=True,
+    )
+    names = list(dict.fromkeys(name for model in found.values() for name in model["curves"]))
+    rules = [name for name in names if name != "fixed" and not name.startswith("random@")]
+    look = {rule: _style(index) for index, rule in enumerate(rules)}
+    for axes, (name, model) in zip(grid[0], found.items(), strict=True):
+        for rule, points in model["curves"].items():
+            own, at_random = look.get(rule.removeprefix("random@")), rule.startswith("random@")
+            style = UNIFORM_LINE if own is None else own | ({"marker": "", "linestyle": "--"} if at_random else {})
+            axes.plot([point["mean_depth"] for point in points], [point["quality"] for point in points], **style)
+        axes.set(title=name, xlabel="mean depth (core steps a token)", xlim=(0, 16))
+        step_axis(axes)
+    grid[0, 0].set_ylabel("accuracy ↑")
+    _key_in_rows(figure, {"uniform depth": UNIFORM_LINE} | look | {"the head's exits at random": {"color": ORACLE, "linestyle": "--"}})
+    return figure
+
+
 PICTURES: dict[str, Callable[[dict[str, Any]], "Figure"]] = {
     "two-scale": two_scale,
     "self": self_transformer,
     "fixed-point": fixed_point,
+    "gates": gates,
 }
