@@ -49,9 +49,7 @@ def trace(model: RecurrentModel, sequences: list[Sequence], plan: TracePlan) -> 
     if len(model.spec.loops) != 1:
         raise ValueError(f"a {model.spec.family} model of {len(model.spec.loops)} loops cannot be traced: execute its points")
     if whole := [name for name in plan.signals if SIGNALS[name].whole_sequence and not model.spec.causal]:
-        raise ValueError(
-            f"a trace keeps scored positions, {whole[0]} needs all of an encoder's sequence: execute its points"
-        )
+        raise ValueError(f"a trace keeps scored positions, {whole[0]} needs all of an encoder's sequence: execute its points")
     longest = max((len(s.tokens) for s in sequences), default=0)
     if longest > model.spec.max_length:
         raise UserError(f"a sequence has {longest} tokens, the model holds {model.spec.max_length}: choose another benchmark")

@@ -157,7 +157,9 @@ def gates(found: dict[str, Any]) -> "Figure":
         axes.set(title=name, xlabel="mean depth (core steps a token)", xlim=(0, 16))
         step_axis(axes)
     grid[0, 0].set_ylabel("accuracy ↑")
-    _key_in_rows(figure, {"uniform depth": UNIFORM_LINE} | look | {"the head's exits at random": {"color": ORACLE, "linestyle": "--"}})
+    _key_in_rows(
+        figure, {"uniform depth": UNIFORM_LINE} | look | {"the head's exits at random": {"color": ORACLE, "linestyle": "--"}}
+    )
     return figure
 
 

@@ -25,7 +25,7 @@ HARD = 5
 
 def self_transformer() -> dict[str, Any]:
     """Fixed point against one evaluation: quality, iterations by difficulty, and the sweep over eps; three tasks."""
-    return _roots() | {"expressions": _against_once("self-expressions", "expressions", "level"), "masked": masked()}
+    return _roots() | {"expressions": _against("self-expressions", "expressions", "level"), "masked": masked()}
 
 
 def masked() -> dict[str, Any]:
@@ -46,7 +46,9 @@ def masked() -> dict[str, Any]:
             "iterations_to_0.1": float(reached[0.1][rows].mean()),
             "iterations_to_1e-3": float(reached[1e-3][settled].mean()) if settled.any() else None,
         }
-    return _against_once("self-masked", "masked", "run") | {
+    longer = _against("self-masked", "masked", "run", "self-masked-once-longer")
+    return _against("self-masked", "masked", "run") | {
+        "against_trained_for_once_longer": longer["against_trained_for_once"],
         "runs": runs,
         "settled_to_1e-3": float((reached[1e-3] <= SELF_STEPS).mean()),
         "spearman_iterations_run": _spearman(reached[0.1], run),
@@ -54,12 +56,12 @@ def masked() -> dict[str, Any]:
     }
 
 
-def _against_once(model_name: str, benchmark_name: str, family: str) -> dict[str, Any]:
+def _against(model_name: str, benchmark_name: str, family: str, control_name: str = "") -> dict[str, Any]:
     """The fixed point against the control trained for one iteration, in all and by subset; a gain is for the better."""
     benchmark = catalog.find_benchmark(benchmark_name)
     sequences = [s for document in benchmark.sample(SELF_DOCUMENTS, 0) for s in benchmark.sequences(document)]
     ran = []
-    for name in (model_name, f"{model_name}-once"):
+    for name in (model_name, control_name or f"{model_name}-once"):
         model = find_model_source(name).load()
         depth = np.full((1, 1, len(model.spec.loops)), float(model.spec.mean_recurrence))
         ran.append(execute_stacked(model, sequences, GivenDepth(), depth, max_steps=model.spec.mean_recurrence))
