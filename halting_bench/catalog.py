@@ -166,6 +166,26 @@ def policy_names() -> list[str]:
     return sorted(path.stem for path in catalog_folder("policies").glob("*.yaml"))
 
 
+def router_names() -> list[str]:
+    """Routers that ship with the bundled models, as MODEL/ROUTER."""
+    return sorted(f"{path.parts[-3]}/{path.stem}" for path in catalog_folder("models").glob("*/routers/*.safetensors"))
+
+
+def router_file(name: str) -> Path:
+    """The file of a bundled router."""
+    model, _, router = name.partition("/")
+    return catalog_folder("models") / model / "routers" / f"{router}.safetensors"
+
+
+def router_facts(name: str) -> dict[str, Any]:
+    """What a bundled router's file says of it: kind, label, and `report`, how well it told the label."""
+    from safetensors import safe_open
+
+    with safe_open(router_file(name), framework="np") as file:
+        facts: dict[str, Any] = json.loads(file.metadata()["router"])
+    return facts
+
+
 def plugin_names() -> list[str]:
     """Policies that installed packages offer."""
     return plugins.plugin_names(PLUGIN_GROUP)
@@ -176,7 +196,9 @@ ROUTER_GRID = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.
 
 
 def find_policy(name: str) -> PolicyRecipe:
-    """A recipe from a name, a YAML file, `file.py@ClassName`, a router's file, or an installed plug-in."""
+    """A recipe from a name, a YAML file, `file.py@ClassName`, a router's file or name, or an installed plug-in."""
+    if name in router_names():
+        return find_policy(str(router_file(name)))
     if name.endswith((".yaml", ".yml")):
         return parse(PolicyRecipe, load_yaml(Path(name)), name)
     if name.endswith(".safetensors"):
@@ -189,7 +211,7 @@ def find_policy(name: str) -> PolicyRecipe:
         return parse(PolicyRecipe, load_yaml(path), str(path))
     if name in plugin_names():
         return _python_recipe(name, name)
-    raise unknown_name("policy", name, [*policy_names(), *plugin_names()])
+    raise unknown_name("policy", name, [*policy_names(), *plugin_names(), *router_names()])
 
 
 def _python_recipe(target: str, name: str) -> PolicyRecipe:

@@ -9,7 +9,7 @@ from halting_bench.cli.output import print_json
 from halting_bench.errors import UserError, unknown_name
 from halting_bench.sweep_config import SweepConfig
 
-listing = typer.Typer(help="List models, policies or benchmarks.", no_args_is_help=True)
+listing = typer.Typer(help="List models, policies, routers or benchmarks.", no_args_is_help=True)
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
@@ -31,6 +31,21 @@ def list_policies(as_json: Json = False) -> None:
     _print([(name, catalog.find_policy(name).source) for name in names], as_json)
 
 
+@listing.command("routers")
+def list_routers(as_json: Json = False) -> None:
+    """Learned routers and gates of the bundled models; their names are policies of `sweep`."""
+    from halting_bench import catalog
+
+    _print([(name, _router_summary(catalog.router_facts(name))) for name in catalog.router_names()], as_json)
+
+
+def _router_summary(facts: dict[str, Any]) -> str:
+    report = facts["report"]
+    sees = " and change" if facts.get("inputs") == "latent+change" else ""
+    told = f"AUROC {report['auroc']:.3f}, calibration error {report['calibration_error']:.3f} on {report['benchmark']}"
+    return f"{facts['kind']}, label '{facts['label']}', sees the state{sees}: {told}"
+
+
 @listing.command("benchmarks")
 def list_benchmarks(as_json: Json = False) -> None:
     """Built-in benchmarks."""
@@ -45,9 +60,12 @@ def _print(rows: list[tuple[str, str]], as_json: bool) -> None:
     if as_json:
         print_json([{"name": name, "about": about} for name, about in rows])
         return
-    width = max((len(name) for name, _ in rows), default=0) + 2
+    width = min(max((len(name) for name, _ in rows), default=0) + 2, 28)
     for name, about in rows:
-        print(textwrap.fill(about, 80, initial_indent=name.ljust(width), subsequent_indent=" " * width))
+        if len(name) + 2 > width:  # a line of its own
+            print(name)
+        first = name.ljust(width) if len(name) + 2 <= width else " " * width
+        print(textwrap.fill(about, 80, initial_indent=first, subsequent_indent=" " * width))
 
 
 def show(name: Annotated[str, typer.Argument(help="A model, a policy, or a file of one.")]) -> None:
