@@ -68,8 +68,8 @@ def _print(rows: list[tuple[str, str]], as_json: bool) -> None:
         print(textwrap.fill(about, 80, initial_indent=first, subsequent_indent=" " * width))
 
 
-def show(name: Annotated[str, typer.Argument(help="A model, a policy, or a file of one.")]) -> None:
-    """Print a model's card or a policy's recipe."""
+def show(name: Annotated[str, typer.Argument(help="A model, a policy, a router, a benchmark, or a file of one.")]) -> None:
+    """Print a model's card, a policy's recipe, what is known of a router, or a benchmark's manifest."""
     import yaml
 
     from halting_bench import catalog
@@ -79,10 +79,13 @@ def show(name: Annotated[str, typer.Argument(help="A model, a policy, or a file 
         value = catalog.show(catalog.find_model(name)[1])
     elif name in catalog.policy_names() or name in catalog.plugin_names() or "@" in name or name.endswith((".yaml", ".yml")):
         value = catalog.show(catalog.find_policy(name))
+    elif name in catalog.router_names():
+        value = catalog.router_facts(name)
     elif name in catalog.BENCHMARKS:
         value = catalog.find_benchmark(name).manifest()
     else:
-        raise unknown_name("name", name, [*catalog.model_names(), *catalog.policy_names(), *catalog.BENCHMARKS])
+        known = [*catalog.model_names(), *catalog.policy_names(), *catalog.router_names(), *catalog.BENCHMARKS]
+        raise unknown_name("name", name, known)
     print(yaml.safe_dump(value, sort_keys=False, width=80, allow_unicode=True), end="")
 
 
