@@ -104,6 +104,14 @@ class RunDirectory:
             raise UserError(f"cannot write {self.part('events.jsonl')} ({error.strerror}): choose another --out") from None
 
 
+def make_folder(path: Path) -> None:
+    """Makes a folder that a command writes to. Raises UserError when it cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {path} ({error.strerror}): choose another --out") from None
+
+
 @contextlib.contextmanager
 def open_run(path: Path) -> Iterator[RunDirectory]:
     """Locks a run directory for writing, and removes what an interrupted write left behind.
@@ -111,8 +119,8 @@ def open_run(path: Path) -> Iterator[RunDirectory]:
     Raises:
         UserError: not writable, held by another process, or written by a newer version.
     """
+    make_folder(path)
     try:
-        path.mkdir(parents=True, exist_ok=True)
         lock = open(path / ".lock", "a+", encoding="utf-8")  # noqa: SIM115  (held for the whole run)
     except OSError as error:
         raise UserError(f"cannot write to {path} ({error.strerror}): choose another --out") from None

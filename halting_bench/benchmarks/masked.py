@@ -25,6 +25,8 @@ RUN_BOUNDS = (1, 2, 4, 8)  # longest run of each bin
 RUN_NAMES = ("1", "2", "3-4", "5-8")
 GAP = (3, 11)
 """Fewest and most bytes left visible before a run; with these about one byte in five is hidden."""
+SURELY_HIDING = GAP[1] + RUN_BOUNDS[-1] + GAP[0]
+"""In a window of so many bytes some are hidden, whatever is drawn."""
 
 _STREAM = 0x6D61  # keeps these draws apart from other seeded ones
 _LENGTHS = np.arange(1, RUN_BOUNDS[-1] + 1)

@@ -135,6 +135,9 @@ def load_router(path: Path) -> Router:
             told = json.loads((file.metadata() or {})["router"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
         inputs = told.get("inputs", "latent")  # the first routers saw nothing else, and did not say so
-        return Router(told["kind"], told["label"], told["first"], told["model_hash"], inputs=inputs, **tensors)
+        for what, value, known in (("kind", told["kind"], KINDS), ("inputs", inputs, INPUTS)):
+            if value not in known:
+                raise ValueError(f"its {what} is {value!r}, this version knows {', '.join(known)}")
+        return Router(told["kind"], told["label"], int(told["first"]), told["model_hash"], inputs=inputs, **tensors)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is not a router ({error}): make one with halting-bench train-router") from None

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from halting_bench.benchmarks.masked import SURELY_HIDING
 from halting_bench.benchmarks.tasks import TASKS
 from halting_bench.errors import UserError, unknown_name
 from halting_bench.training.corpus import CorpusSpec
@@ -17,7 +18,7 @@ FAMILIES = ("huginn_raven", "self_transformer", "two_scale")
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Depth(_Strict):
@@ -91,7 +92,7 @@ class Recipe(_Strict):
     threads: int = 1
     steps: int = Field(gt=0)
     batch_tokens: int = Field(2048, gt=0)
-    window: int = 256
+    window: int = Field(256, gt=0)
     document_start: float = Field(0.15, ge=0, le=1)  # share of the corpus's windows that begin at a document's first byte
     precision: Literal["float32", "bfloat16"] = "float32"
     export: Literal["float32", "bfloat16"] = "float32"
@@ -111,6 +112,8 @@ class Recipe(_Strict):
         for part in self.mixture:
             if part.task in CORPUS_TASKS and self.corpus is None:
                 raise ValueError(f"the mixture has '{part.task}' but there is no corpus: add 'corpus: {{sources: [...]}}'")
+            if part.task == "masked" and self.window < SURELY_HIDING:
+                raise ValueError(f"in a window of {self.window} bytes 'masked' may hide none: give at least {SURELY_HIDING}")
         if (self.halting is None) == bool(self.config.get("halting_head")):
             raise ValueError("'halting' trains the head that 'config: {halting_head: true}' builds: give both or neither")
         return self

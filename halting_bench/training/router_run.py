@@ -8,6 +8,7 @@ from halting_bench import catalog
 from halting_bench.errors import UserError
 from halting_bench.halting.routers import save_router
 from halting_bench.sources import ModelSource
+from halting_bench.store import make_folder
 from halting_bench.training.router_comparison import compare
 from halting_bench.training.routers import RouterRecipe, fit, harvest, quality_of
 
@@ -42,8 +43,12 @@ def train_router(
     Raises:
         UserError: too few documents, or a model that has no single loop.
     """
+    if max_steps is not None and max_steps < 1:
+        raise UserError(f"--max-steps {max_steps} is no number of steps: give at least the trained one, or leave it out")
     if documents < 8:
         raise UserError(f"{documents} documents are too few to train, choose and test on: give at least 8")
+    if out is not None:
+        make_folder(out)
     if benchmark is None:
         named = catalog.find_model(str(source.folder))[1].benchmarks if source.folder else ()
         benchmark = named[0] if named else "docs"

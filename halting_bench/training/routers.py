@@ -130,6 +130,8 @@ def fit(found: Harvest, recipe: RouterRecipe, model_hash: str) -> Router:
     row, step = np.nonzero(seen & ~np.isnan(label))
     _, steps, width = inputs.shape
     first = max(first, *(SIGNALS[name].first for name in INPUTS[recipe.inputs]), 1)
+    if not len(row):
+        raise UserError("no state of this model is finite where the router is to learn: type halting-bench doctor MODEL")
     rate = float(label[row, step].mean())
     if not 0 < rate < 1:
         raise UserError(f"label '{recipe.label}' is {rate:g} everywhere: nothing to learn; choose another label or epsilon")

@@ -33,6 +33,7 @@ from halting_bench.benchmarks.base import NOT_SCORED, Sequence
 from halting_bench.diagnosis import diagnose, summary
 from halting_bench.errors import UserError
 from halting_bench.records import digest
+from halting_bench.store import make_folder
 from halting_bench.training import corpus as corpora
 from halting_bench.training.data import Batch, Mixture
 from halting_bench.training.data import Progress as Curriculum
@@ -74,7 +75,7 @@ def train(recipe_path: Path, out: Path, *, device: str = "auto", resume: bool = 
     recipe = load_recipe(recipe_path)
     chosen = pick_device(device)
     torch.set_num_threads(recipe.threads)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     if not resume:
         for name in (CHECKPOINT, "model.safetensors", "log.jsonl"):
             (out / name).unlink(missing_ok=True)
@@ -110,6 +111,11 @@ class Run:
         wrong, sides = ("masked", "the left side only") if self.model.spec.causal else ("text", "both sides")
         if wrong in {part.task for part in recipe.mixture}:
             raise UserError(f"task '{wrong}' is not for '{recipe.family}', which sees {sides}: take another task or family")
+        if recipe.halting and not self.model.spec.has_gate:
+            raise UserError(f"'halting: {recipe.halting.kind}' trains a head that no '{recipe.family}' has: take huginn_raven")
+        longest = self.model.spec.max_length
+        if recipe.window > longest and any(part.task in CORPUS_TASKS for part in recipe.mixture):
+            raise UserError(f"window {recipe.window} is longer than the {longest} positions of '{recipe.family}': give fewer")
         initialise(self.model, recipe.seed)
         self.model.to(device)
         corpus = corpora.build(recipe.corpus) if recipe.corpus and any(p.task in CORPUS_TASKS for p in recipe.mixture) else None

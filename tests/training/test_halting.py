@@ -201,6 +201,10 @@ def test_a_sweep_shows_gate_cdf_and_act_on_a_model_with_a_head_and_only_there(
         ({"config": WITH_HEAD}, "give both or neither"),
         ({"config": WITH_HEAD, "halting": {"kind": "ponders"}}, "halting"),
         ({"config": WITH_HEAD, "halting": {"kind": "act", "prior": 0.2}}, "halting.act.prior: Extra inputs"),
+        (
+            {"config": WITH_HEAD, "halting": {"kind": "ponder", "beta": math.inf}},
+            "halting.ponder.beta: Input should be a finite",
+        ),
     ],
 )
 def test_a_mistake_in_a_halting_recipe_is_one_line(write: Callable[..., Path], changes: dict, told: str) -> None:
@@ -220,3 +224,14 @@ def test_a_head_that_the_checkpoint_lacks_and_a_value_that_is_none_are_refused(
     (out / "config.json").write_text(json.dumps(config | {"halting_head": "linear"}))
     with pytest.raises(UserError, match="halting_head is 'linear'"):
         load_model(out)
+
+
+@pytest.mark.parametrize("halting", [PONDER, ACT])
+def test_a_family_without_a_head_cannot_be_trained_with_one(write: Callable[..., Path], tmp_path: Path, halting: dict) -> None:
+    config = {
+        "vocab_size": 256, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16,
+        "max_position_embeddings": 128, "mean_recurrence": 3, "damping": 0.5, "norm_eps": 1e-6, "rope_theta": 1000.0,
+    }  # fmt: skip
+    recipe = write(**SMALL, family="self_transformer", config=config | {"halting_head": True}, halting=halting)
+    with pytest.raises(UserError, match=f"'halting: {halting['kind']}' trains a head that no 'self_transformer' has"):
+        train(recipe, tmp_path / "out", device="cpu")

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from halting_bench.benchmarks.base import NOT_SCORED
-from halting_bench.benchmarks.masked import MASK
+from halting_bench.benchmarks.masked import MASK, SURELY_HIDING, hidden_runs
 from halting_bench.errors import UserError
 from halting_bench.training import corpus as corpora
 from halting_bench.training.card import build_card
@@ -96,3 +96,23 @@ def test_a_task_for_models_that_see_more_or_less_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=told):
         train(write(**changes), tmp_path / "out", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("window", "told"),
+    [
+        (0, r"window: Input should be greater than 0 \(got 0\)"),
+        (21, "in a window of 21 bytes 'masked' may hide none: give at least 22"),
+        (129, "window 129 is longer than the 128 positions of 'self_transformer'"),
+    ],
+)
+def test_a_window_that_cannot_be_trained_on_is_refused(
+    write: Callable[..., Path], tmp_path: Path, corpus: corpora.Corpus, window: int, told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        train(write(**ENCODER | {"window": window}), tmp_path / "out", device="cpu")
+
+
+def test_the_shortest_window_always_hides_something() -> None:
+    assert all((hidden_runs(SURELY_HIDING, np.random.default_rng(seed)) >= 0).any() for seed in range(2000))
+    assert not all((hidden_runs(SURELY_HIDING - 1, np.random.default_rng(seed)) >= 0).any() for seed in range(2000))

@@ -1,11 +1,14 @@
 """Routers: labels, training, figures, files."""
 
+import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from halting_bench.analysis.dynamics import relative_steps
 from halting_bench.architectures.huginn import Huginn
@@ -245,3 +248,32 @@ def test_a_harvest_keeps_the_state_of_every_scored_row_in_the_order_of_the_trace
 def test_an_unknown_kind_label_or_inputs_suggests_the_nearest(given: dict[str, str], told: str) -> None:
     with pytest.raises(UserError, match=re.escape(told)):
         RouterRecipe(**{"kind": "linear", "label": "saturated"} | given)
+
+
+@pytest.mark.parametrize("told", [{"kind": "tree"}, {"inputs": "past"}, {"kind": ["gate"]}, {"first": "two"}])
+def test_a_router_file_of_another_make_is_refused(told: dict, tmp_path) -> None:
+    known = {"kind": "gate", "label": "gain", "first": 2, "model_hash": "0", "inputs": "latent"}
+    path = tmp_path / "router.safetensors"
+    save_file({"weight": torch.zeros(1, 3), "bias": torch.zeros(1)}, path, metadata={"router": json.dumps(known | told)})
+    with pytest.raises(UserError, match="is not a router"):
+        load_router(path)
+
+
+@pytest.mark.parametrize("steps", [0, -3])
+def test_a_number_of_steps_that_is_none_is_refused(steps: int) -> None:
+    with pytest.raises(UserError, match=f"--max-steps {steps} is no number of steps"):
+        train_router(find_model_source("huginn-tiny"), "shell", [], None, documents=8, max_steps=steps)
+
+
+def test_a_router_is_refused_a_place_that_is_a_file_before_anything_is_computed(tmp_path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(UserError, match=r"cannot write to .*file \(.*\): choose another --out"):
+        train_router(find_model_source("huginn-tiny"), "no such benchmark", [], tmp_path / "file", documents=8)
+
+
+@pytest.mark.parametrize("inputs", ["latent", "latent+change"])
+def test_states_that_are_not_finite_teach_nothing(inputs: str) -> None:
+    found = synthetic(0)
+    broken = replace(found, latent=np.full_like(found.latent, np.nan))
+    with pytest.raises(UserError, match="no state of this model is finite"):
+        fit(broken, RouterRecipe("gate", "gain", inputs=inputs), "hash")
