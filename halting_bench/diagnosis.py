@@ -130,9 +130,25 @@ def logged(folder: Path | None) -> list[dict[str, Any]]:
         return []
     try:
         entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
-        return [{"step": entry["step"]} | entry["dynamics"] for entry in entries if "dynamics" in entry]
+        kept = [{"step": entry["step"]} | entry["dynamics"] for entry in entries if "dynamics" in entry]
+        for entry in kept:
+            _check_entry(entry, kept[0])
+        return kept
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{log} is not a training log ({error}): remove it, or train again") from None
+
+
+def _check_entry(entry: Mapping[str, Any], first: Mapping[str, Any]) -> None:
+    """Raises KeyError, TypeError or ValueError for an entry of a log that cannot be drawn beside the first."""
+    math.isfinite(entry["step"])
+    for name in first["loops"]:
+        for key in ("relative_step", "cosine", "contraction_rate"):
+            _rounded(entry["loops"][name][key])
+        for row in entry["loops"][name].get("orbits", ()):
+            if np.array(row, dtype=float).shape[1:] != (2,):
+                raise ValueError(f"an orbit of {name} at step {entry['step']} is not in a plane")
+    for hand in first["drift_to_loop"]:
+        _rounded(entry["drift_to_loop"][hand])
 
 
 def describe_loop(orbit: np.ndarray) -> dict[str, Any]:

@@ -66,7 +66,17 @@ def test_a_model_without_a_log_has_no_pictures_of_training(found: dict[str, Any]
     assert len(write_dynamics(alone, "tiny", tmp_path)) == 4
 
 
-def test_a_log_that_is_none_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "log.jsonl").write_text("not json\n")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "not json",
+        '{"step": 3, "dynamics": {}}',
+        '{"step": "x", "dynamics": {"loops": {}, "drift_to_loop": {}}}',
+        '{"step": 3, "dynamics": {"loops": {"core": {"cosine": 1}}, "drift_to_loop": {}}}',
+        '{"step": 3, "dynamics": {"loops": {}}}',
+    ],
+)
+def test_a_log_that_is_none_is_one_line(tmp_path: Path, line: str) -> None:
+    (tmp_path / "log.jsonl").write_text(line + "\n")
     with pytest.raises(UserError, match="is not a training log"):
         logged(tmp_path)
