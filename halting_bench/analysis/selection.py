@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DELTAS = [f"delta_{name}{end}" for name in ("uniform", "random") for end in ("", "_lo", "_hi")]
+_FOUND = ("quality", "quality_lo", "quality_hi", "mean_depth")
+_COUNTED = ("never_fired_fraction", "exhausted_fraction", "flops_per_token")
+FIGURES = (*_FOUND, *DELTAS, *_COUNTED, "saving_full", "saving_uniform", "gap_share")
+"""What a row says of its point; NaN where there is none."""
 
 
 def choose_iso(rows: "pd.DataFrame", metric: Judged) -> "pd.Series":
@@ -66,6 +70,7 @@ def iso_rows(rows: "pd.DataFrame", metric: Judged, full_depth: int) -> "pd.DataF
             "full_depth": full_steps,
             "uniform_depth": uniform_depth,
             "gap_optimistic": optimistic,
+            **dict.fromkeys(FIGURES, np.nan),
         }
         if given["status"] == "ok" and policy not in chosen.index:
             row |= {"status": "unreached", "error": "no threshold keeps full-depth quality on the calibration documents"}
@@ -81,9 +86,9 @@ def iso_rows(rows: "pd.DataFrame", metric: Judged, full_depth: int) -> "pd.DataF
             room = sign * (best - at_same)
             row |= {
                 "threshold": threshold,
-                **{name: float(found[name]) for name in ("quality", "quality_lo", "quality_hi", "mean_depth")},
+                **{name: float(found[name]) for name in _FOUND},
                 **{name: float(found[name]) if name in found else np.nan for name in DELTAS},
-                **{name: float(found[name]) for name in ("never_fired_fraction", "exhausted_fraction", "flops_per_token")},
+                **{name: float(found[name]) for name in _COUNTED},
                 "saving_full": 1 - depth / full_steps,
                 "saving_uniform": 1 - depth / uniform_depth,
                 "gap_share": sign * (quality - at_same) / room if room > 0 else np.nan,

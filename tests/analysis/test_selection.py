@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from halting_bench.analysis.selection import DELTAS, choose_iso, iso_rows, mark_iso
+from halting_bench.analysis.selection import DELTAS, FIGURES, choose_iso, iso_rows, mark_iso
 from halting_bench.records import Metric
 
 FULL = 4
@@ -124,3 +124,10 @@ def test_points_without_a_quality_are_never_chosen():
     frame.loc[(frame["policy"] == "rule") & (frame["threshold"] == 0.3), "quality"] = np.nan
     chosen = frame.loc[choose_iso(frame, Metric.ACCURACY)].set_index("policy")
     assert chosen.loc["rule", "threshold"] == 0.1
+
+
+def test_where_nothing_was_reached_every_column_is_there_all_the_same():
+    blank = rows().assign(quality=np.nan, quality_full_depth=np.nan)
+    table = iso_rows(blank, Metric.ACCURACY, FULL)
+    assert set(table.loc[table["policy"] != "gated", "status"]) == {"unreached"}
+    assert table[list(FIGURES)].isna().all(axis=None)
