@@ -75,7 +75,8 @@ def calibrate(
             picked for being the best.
 
     Raises:
-        UserError: a promise that means nothing, an unknown policy, or a run without its trace.
+        UserError: a promise that means nothing, an unknown policy, or a run without its trace. Benchmarks whose points were
+            only acted out have none and are left out; where nothing else is in the run, that is an error.
     """
     import pandas as pd
 
@@ -87,6 +88,8 @@ def calibrate(
     rows: list[dict[str, Any]] = []
     for (model, benchmark, seed), points in ok.groupby(["model", "benchmark", "seed"], sort=False):
         name, higher = str(points["metric"].iloc[0]), bool(points["higher_is_better"].iloc[0])
+        if name in _TOKEN_METRICS and not (points["evidence"] == "replayed").any():
+            continue
         kept = _of_unit(run.per_document, str(model), str(benchmark), int(seed))
         promise = Promise(max_loss, confidence, _bound(name, kept, str(benchmark)) if bound is None else bound)
         present = [each for each in ("fixed", *recipes) if each in set(points["policy"]) and each in (policies or (each,))]
@@ -108,6 +111,10 @@ def calibrate(
                 row = certify_kept(of_policy, by_document[by_document["evidence"] == evidence], ids, documents, own)
                 found.append(row and {"evidence": evidence, **row})
             rows += [{**told, "policy": policy, **row} for row in found if row]
+    if not rows:
+        raise UserError(
+            f"{run.path} holds points acted out only, and calibration reads a trace: sweep a causal model of one loop"
+        )
     return pd.DataFrame(rows)
 
 

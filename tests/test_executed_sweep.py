@@ -8,6 +8,8 @@ import pytest
 from toy_sweeps import assert_same_points
 
 from halting_bench import load_run, sweep
+from halting_bench.calibrate import calibrate
+from halting_bench.errors import UserError
 from halting_bench.latency import time_run
 from halting_bench.latency_plan import LatencyRequest
 from halting_bench.reporting.tables import summary_tables
@@ -69,3 +71,14 @@ def test_points_that_one_threshold_names_are_timed(swept: tuple[str, Path], tmp_
     several = points[points["params"].str.contains("thresholds", na=False) & (points["policy"] != "fixed")]
     assert (model == "two-scale-tiny") == bool(len(several))  # its quantiles differ by loop: no one threshold names them
     assert not set(timed.loc[timed["policy"] == "latent-diff", "threshold"]) & set(several["threshold"])
+
+
+def test_a_run_that_was_only_acted_out_can_be_asked_again_and_is_not_calibrated(
+    swept: tuple[str, Path], tmp_path: Path
+) -> None:
+    model, folder = swept
+    again = load_run(sweep(config(model).model_copy(update={"like": str(folder)}), out=tmp_path / "again"))
+    before = load_run(folder).points.drop(columns="quality_full_depth")  # another test wrote its mark there
+    assert_same_points(again.points.drop(columns="quality_full_depth"), before)
+    with pytest.raises(UserError, match="holds points acted out only"):
+        calibrate(again, 0.1, 0.9)
