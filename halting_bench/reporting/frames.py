@@ -27,6 +27,11 @@ def pairs(run: Run) -> list[tuple[str, str]]:
     return list(run.points[["model", "benchmark"]].drop_duplicates().itertuples(index=False, name=None))
 
 
+def drawn_pairs(run: Run) -> list[tuple[str, str]]:
+    """The pairs that have anything to draw: not those of a model without one finite quality."""
+    return [pair for pair in pairs(run) if of_pair(run.points, *pair)["quality"].notna().any()]
+
+
 def of_pair(frame: "pd.DataFrame", model: str, benchmark: str) -> "pd.DataFrame":
     """The rows of one pair; an absent frame stays empty."""
     return frame if frame.empty else frame[(frame["model"] == model) & (frame["benchmark"] == benchmark)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halting_bench.reporting.drawing import write_figures
-from halting_bench.reporting.frames import POINT, chosen_points, is_control, of_pair, over_seeds, pairs, ranked, select
+from halting_bench.reporting.frames import POINT, chosen_points, drawn_pairs, is_control, of_pair, over_seeds, ranked, select
 from halting_bench.reporting.latency_plot import quality_against_latency
 from halting_bench.reporting.panels import (
     Margin,
@@ -44,7 +44,7 @@ def write_plots(run: Run, folder: Path) -> list[Path]:
     """Draws every plot of a run as `<name>-<model>-<benchmark>.svg` and `.png`; returns what was written."""
     drawings = {
         f"{name}-{slug(model)}-{slug(benchmark)}": partial(draw, run, model, benchmark)
-        for model, benchmark in pairs(run)
+        for model, benchmark in drawn_pairs(run)
         for name, draw in PLOTS.items()
     }
     return write_figures(drawings, folder)

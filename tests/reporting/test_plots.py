@@ -7,6 +7,8 @@ import matplotlib
 import pandas as pd
 import pytest
 
+from halting_bench.errors import UserError
+from halting_bench.reporting.pdf import figures_pdf
 from halting_bench.reporting.plots import PLOTS, write_plots
 from halting_bench.reporting.style import looks
 from halting_bench.reporting.write import write_all
@@ -61,6 +63,13 @@ def test_a_run_in_which_no_rule_reached_equal_quality_can_be_drawn(small, tmp_pa
     empty = replace(small, iso=only, points=points, curves=small.curves.iloc[:0], convergence=small.convergence.iloc[:0])
     drawn = {path.stem.removesuffix("-huginn-tiny-docs") for path in write_plots(empty, tmp_path)}
     assert drawn == set(PLOTS) - {"quality-against-latency", "convergence"}  # nothing was timed or traced
+
+
+def test_a_model_that_is_not_finite_is_not_drawn(small, tmp_path):
+    lost = replace(small, points=small.points.assign(quality=float("nan")))
+    assert write_plots(lost, tmp_path) == []
+    with pytest.raises(UserError, match="has nothing to draw"):
+        figures_pdf(lost)
 
 
 def test_a_policy_looks_the_same_in_every_plot(small):
