@@ -58,6 +58,7 @@ def _two_scale(name: str, task: str, count: int, each: int) -> dict[str, Any]:
         for _, row in shown[shown["policy"] == plan.recipe.name].iterrows()
     ]
     found = diagnose_source(source, task, documents=16)
+    del found["training"]  # the log beside the model has it
     return {
         "uniform": [timed(GivenDepth(), row) for _, row in shown[shown["policy"] == "fixed"].iterrows()],
         "points": points,
