@@ -104,12 +104,12 @@ class RunDirectory:
             raise UserError(f"cannot write {self.part('events.jsonl')} ({error.strerror}): choose another --out") from None
 
 
-def make_folder(path: Path) -> None:
-    """Makes a folder that a command writes to. Raises UserError when it cannot be."""
+def make_folder(path: Path, option: str = "--out") -> None:
+    """Makes a folder that a command writes to, named by `option`. Raises UserError when it cannot be."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot write to {path} ({error.strerror}): choose another --out") from None
+        raise UserError(f"cannot write to {path} ({error.strerror}): choose another {option}") from None
 
 
 @contextlib.contextmanager

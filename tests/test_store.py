@@ -16,7 +16,17 @@ import pytest
 
 from halting_bench.errors import UserError
 from halting_bench.records import POINT_COLUMNS, SCHEMA_VERSION
-from halting_bench.store import Arrays, load_run, open_run, read_manifest, write_arrays, write_bytes, write_frame, write_json
+from halting_bench.store import (
+    Arrays,
+    load_run,
+    make_folder,
+    open_run,
+    read_manifest,
+    write_arrays,
+    write_bytes,
+    write_frame,
+    write_json,
+)
 
 
 def write_run(folder: Path, **manifest: object) -> Path:
@@ -94,6 +104,12 @@ def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(UserError, match=r"cannot write to .*file/run .*choose another --out"):
         open_run(tmp_path / "file" / "run").__enter__()
+
+
+def test_a_folder_that_cannot_be_made_names_the_option_that_asked_for_it(tmp_path: Path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(UserError, match=r"cannot write to .*file \(.*\): choose another --plots$"):
+        make_folder(tmp_path / "file", "--plots")
 
 
 def test_a_run_has_one_writer_and_the_next_one_after_it(tmp_path: Path):

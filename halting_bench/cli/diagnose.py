@@ -12,7 +12,7 @@ def diagnose(
     model: Annotated[str, typer.Argument(help="A bundled model, a folder, a hub id or file.py@Class.")],
     benchmark: Annotated[str | None, typer.Option(help="What it reads; by default the first of its card, or docs.")] = None,
     documents: Annotated[int, typer.Option(min=2, help="Documents, one sequence of each.")] = 32,
-    steps: Annotated[int | None, typer.Option(help="Steps of every loop; by default twice the trained number.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of every loop; by default twice the trained number.")] = None,
     seed: Annotated[int, typer.Option(help="Of the initial states and of the choice of rows.")] = 0,
     plots: Annotated[Path | None, typer.Option(help="Draw orbits, steps and training into this folder, SVG and PNG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document, with orbits in their principal plane.")] = False,
@@ -20,8 +20,11 @@ def diagnose(
     """Describe how a model's states move: steps, turning, contraction, settling, and the drift between loops."""
     from halting_bench.diagnosis import diagnose_source
     from halting_bench.sources import find_model_source
+    from halting_bench.store import make_folder
 
     source = find_model_source(model)
+    if plots is not None:
+        make_folder(plots, "--plots")
     found = diagnose_source(source, benchmark, documents=documents, steps=steps, seed=seed)
     if as_json:
         print_json(found)
