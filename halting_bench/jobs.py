@@ -7,6 +7,8 @@ from typing import Any
 from halting_bench import catalog
 from halting_bench.architectures.base import RecurrentModel
 from halting_bench.benchmarks.base import Benchmark
+from halting_bench.engine.kv_cache import KvMode
+from halting_bench.engine.prefill import check_prefill
 from halting_bench.errors import UserError
 from halting_bench.named import named_points, with_points
 from halting_bench.plan import folder_name, plan_policy
@@ -81,6 +83,8 @@ def plan_sweep(config: SweepConfig) -> Plan:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("device 'cuda' was asked for and this machine has none that torch sees: use --device cpu")
+    KvMode.parse(config.kv_mode).executable()
+    check_prefill(config.prefill)
     names = config.policies or (*catalog.policy_names(), *catalog.plugin_names())
     recipes = [catalog.find_policy(name) for name in dict.fromkeys(names)]
     doubled = {recipe.name for recipe in recipes if [r.name for r in recipes].count(recipe.name) > 1}

@@ -122,6 +122,9 @@ def targets(run: Run, plan: Plan, named: tuple[str, ...]) -> list[Target]:
         points += [p for row in front.itertuples() if (p := _point(unit, rows, str(row.policy), float(row.threshold)))]
         unique = {point.key: point for point in points}
         found.append(Target(job, unit, tuple(unique.values())))
+    for name, threshold in wanted:
+        if not any(point.name == name for target in found for point in target.points):
+            raise UserError(f"{name}@{threshold:g} applies to no model of {run.path}: the run's report says why")
     if not any(target.points for target in found):
         raise UserError(f"{run.path} has no front points that one threshold names: name some with --point POLICY@THRESHOLD")
     return found

@@ -167,6 +167,7 @@ def test_a_point_that_fails_leaves_the_others_alone_and_is_tried_again(run):
         ("@1", "unknown policy"),
         ("kll@1", "did you mean 'kl'"),
         ("fixed@9", "1..6"),
+        ("gate-cdf@0.5", "applies to no model"),
     ],
 )
 def test_a_point_that_does_not_exist_is_refused(run, wrong, said):

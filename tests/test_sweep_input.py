@@ -31,6 +31,9 @@ def refused(folder: Path, tmp_path: Path, **changes: object) -> str:
         ({"policies": ("kll",)}, "unknown policy 'kll': did you mean 'kl'?"),
         ({"models": ("toi",)}, "unknown model 'toi': "),
         ({"benchmarks": ("shel",)}, "unknown benchmark 'shel': did you mean 'shell'?"),
+        ({"kv_mode": "latst"}, "unknown kv_mode 'latst': did you mean 'latest'?"),
+        ({"kv_mode": "full"}, "kv_mode 'full' saves no work and is never executed: type one of "),
+        ({"prefill": "ful"}, "unknown prefill 'ful': did you mean 'full'?"),
         ({"max_steps": 3}, "max_steps 3 is below the trained depth 4 of 'toy': give at least that"),
         ({"benchmarks": ("text:/no/such/path",)}, "/no/such/path"),
         (

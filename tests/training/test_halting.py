@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CONFIG
 from safetensors.torch import load_file
+from tiny_recipe import CONFIG
 
 from halting_bench.architectures.attention import DenseContext
 from halting_bench.architectures.load import load_model
