@@ -21,7 +21,7 @@ from halting_bench.timing.protocol import Protocol
 from tests.stepping_models import STEPS, stepping
 
 QUICK = Protocol(min_runs=9, min_time_s=0.0, warm_ups=1)
-POLICIES = ("latent-diff", "kl")
+POLICIES = ("latent-diff", "kl", "gate-cdf")
 
 
 class SecondAToken(FakeClock):
