@@ -197,8 +197,6 @@ ROUTER_GRID = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.
 
 def find_policy(name: str) -> PolicyRecipe:
     """A recipe from a name, a YAML file, `file.py@ClassName`, a router's file or name, or an installed plug-in."""
-    if name in router_names():
-        return find_policy(str(router_file(name)))
     if name.endswith((".yaml", ".yml")):
         return parse(PolicyRecipe, load_yaml(Path(name)), name)
     if name.endswith(".safetensors"):
@@ -211,6 +209,8 @@ def find_policy(name: str) -> PolicyRecipe:
         return parse(PolicyRecipe, load_yaml(path), str(path))
     if name in plugin_names():
         return _python_recipe(name, name)
+    if name in router_names():
+        return find_policy(str(router_file(name)))
     raise unknown_name("policy", name, [*policy_names(), *plugin_names(), *router_names()])
 
 

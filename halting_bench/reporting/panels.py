@@ -144,9 +144,9 @@ def legend_below(axes: "Axes") -> None:
     )
 
 
-def key_below(figure: "Figure", entries: dict[str, dict[str, Any]]) -> None:
-    """What the lines that are the same in every panel mean, below the panels."""
+def key_below(figure: "Figure", entries: dict[str, dict[str, Any]], columns: int | None = None) -> None:
+    """What the lines that are the same in every panel mean, below the panels, in one row unless columns are given."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], label=label, **look) for label, look in entries.items()]
-    figure.legend(handles=handles, loc="lower center", ncols=len(handles), frameon=False, handlelength=2.2)
+    figure.legend(handles=handles, loc="lower center", ncols=columns or len(handles), frameon=False, handlelength=2.2)

@@ -60,15 +60,8 @@ def two_scale(found: dict[str, Any]) -> "Figure":
         seconds.set(title=f"{name}, CPU", ylabel="ms a token")
     for axes in grid[-1]:
         axes.set_xlabel("tau")
-    _key_in_rows(figure, look | {"uniform, trained depth": _TRAINED})
+    key_below(figure, look | {"uniform, trained depth": _TRAINED}, columns=3)
     return figure
-
-
-def _key_in_rows(figure: "Figure", entries: dict[str, dict[str, Any]]) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], label=label, **look) for label, look in entries.items()]
-    figure.legend(handles=handles, loc="lower center", ncols=3, frameon=False, handlelength=2.2)
 
 
 def self_transformer(found: dict[str, Any]) -> "Figure":
@@ -99,7 +92,7 @@ def self_transformer(found: dict[str, Any]) -> "Figure":
     iterations.set_xticks(range(len(levels)), list(levels))
     iterations.set(title="iterations by depth", xlabel="depth", ylim=(0, None))
     iterations.legend(frameon=False)
-    _key_in_rows(figure, {f"depth {name}": look for name, look in shade.items()})
+    key_below(figure, {f"depth {name}": look for name, look in shade.items()}, columns=3)
     return figure
 
 
@@ -157,9 +150,8 @@ def gates(found: dict[str, Any]) -> "Figure":
         axes.set(title=name, xlabel="mean depth (core steps a token)", xlim=(0, 16))
         step_axis(axes)
     grid[0, 0].set_ylabel("accuracy ↑")
-    _key_in_rows(
-        figure, {"uniform depth": UNIFORM_LINE} | look | {"the head's exits at random": {"color": ORACLE, "linestyle": "--"}}
-    )
+    at_random_line = {"the head's exits at random": {"color": ORACLE, "linestyle": "--"}}
+    key_below(figure, {"uniform depth": UNIFORM_LINE} | look | at_random_line, columns=3)
     return figure
 
 
